@@ -1,0 +1,122 @@
+//! What a checkpoint holds: its weight files, the tensors in them and where each byte of a tensor lies.
+//!
+//! Opening reads headers only. A [`Checkpoint`] is plain data; nothing here reads a tensor's bytes, starts a thread or knows
+//! a device. Formats add [`Shard`]s and [`TensorInfo`]s; `index` decides which files belong together.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::dtype::Dtype;
+use crate::extent::{Extent, ShardIndex};
+use crate::source::Identity;
+
+/// One weight file.
+#[derive(Debug, Clone)]
+pub struct Shard {
+    /// Path to open.
+    pub path: PathBuf,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What the file was when its header was read; a load refuses a file that is no longer the same.
+    pub identity: Identity,
+}
+
+/// One tensor of a checkpoint.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// Name, exactly as stored.
+    pub name: Arc<str>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements along each dimension, outermost first; empty for a scalar.
+    pub shape: Vec<u64>,
+    /// Where the bytes lie.
+    pub data: TensorData,
+}
+
+/// Where the bytes of a tensor lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TensorData {
+    /// In one piece, row-major.
+    Whole(Extent),
+    /// Cut over several places (PyTorch DCP): boxes that cover the tensor exactly once.
+    Parts(Vec<Part>),
+}
+
+/// A box of a tensor that lies row-major in one extent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The bytes.
+    pub extent: Extent,
+    /// First element along each dimension.
+    pub start: Vec<u64>,
+    /// Elements along each dimension.
+    pub shape: Vec<u64>,
+}
+
+/// An opened checkpoint: headers only.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    pub(crate) path: PathBuf,
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl TensorInfo {
+    /// Bytes of the tensor's elements.
+    pub fn bytes(&self) -> u64 {
+        match &self.data {
+            TensorData::Whole(extent) => extent.len,
+            TensorData::Parts(parts) => parts.iter().map(|part| part.extent.len).sum(),
+        }
+    }
+
+    /// The shard that holds the first byte.
+    pub fn shard(&self) -> ShardIndex {
+        match &self.data {
+            TensorData::Whole(extent) => extent.shard,
+            TensorData::Parts(parts) => parts.first().map_or(0, |part| part.extent.shard),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// The path that was opened.
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    /// The weight files.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// The tensors, sorted by name.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The `__metadata__` of the files, merged (the first file wins).
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// What a person should know: files that were left alone, entries that were ignored.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorInfo::bytes).sum()
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let at = self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok()?;
+        self.tensors.get(at)
+    }
+}

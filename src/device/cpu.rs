@@ -1,0 +1,177 @@
+//! The CPU device: arenas of host memory on huge pages, filled in place; a stream that copies what could not be.
+//!
+//! Uploads run on a few copy threads so that the loop never copies itself. No unsafe code here: the rights to the bytes
+//! come as [`Region`]s and [`StagingBuffer`]s.
+
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::{Arena, Device, DeviceLimits, InFlight, Piece, Region, Stream, Upload};
+use crate::error::{Error, Result};
+use crate::host::HostBlock;
+use crate::staging::{StagingBuffer, StagingPool};
+
+/// Cache-line and widest-vector alignment: what tensors get where the file's layout permits it for free.
+const PREFERRED_ALIGN: u64 = 64;
+
+/// Host memory.
+#[derive(Debug, Default)]
+pub struct CpuDevice {
+    align: Option<u64>,
+}
+
+impl CpuDevice {
+    /// The device. Tensors are aligned for their element type, and to 64 bytes where that costs no extra copy.
+    pub fn new() -> CpuDevice {
+        CpuDevice { align: None }
+    }
+
+    /// The device, with every tensor on a multiple of `align` bytes (a power of two), at the price of a copy through
+    /// staging for tensors whose place in the file does not allow it.
+    pub fn with_align(align: u64) -> CpuDevice {
+        CpuDevice { align: Some(align.next_power_of_two()) }
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        "cpu".to_owned()
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        let align = self.align.unwrap_or(1);
+        DeviceLimits { host_visible: true, keeps: true, align, preferred_align: align.max(PREFERRED_ALIGN), streams: 1 }
+    }
+
+    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+        StagingPool::new(count, buffer_bytes).map_err(|_| out_of_memory(count as u64 * buffer_bytes as u64))
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Arena> {
+        if let Some(available) = available_bytes().filter(|&available| available < bytes) {
+            return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(available) });
+        }
+        let len = usize::try_from(bytes).map_err(|_| out_of_memory(bytes))?;
+        HostBlock::new(len).map(Arena::host).map_err(|_| out_of_memory(bytes))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))))
+    }
+}
+
+/// A stream whose copies run on threads of its own, which end with it.
+struct CopyStream {
+    jobs: Option<Sender<Job>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+struct Job {
+    buffer: StagingBuffer,
+    pieces: Vec<(Piece, Region)>,
+    done: Sender<Finished>,
+}
+
+type Finished = Result<(StagingBuffer, Vec<Region>)>;
+
+impl CopyStream {
+    fn new(threads: usize) -> CopyStream {
+        let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
+        let work = |queue: Receiver<Job>| {
+            move || {
+                for job in queue {
+                    // A receiver that is gone means that the load gave up; the job's rights drop here.
+                    let _ = job.done.send(scatter(job.buffer, job.pieces));
+                }
+            }
+        };
+        let threads = (0..threads).map(|_| thread::spawn(work(queue.clone()))).collect();
+        CopyStream { jobs: Some(jobs), threads }
+    }
+}
+
+impl Stream for CopyStream {
+    fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
+        let (done, receiver) = crossbeam_channel::bounded(1);
+        let jobs = self.jobs.as_ref().ok_or(Error::Poisoned { what: "the copy stream is closed" })?;
+        jobs.send(Job { buffer, pieces, done }).map_err(|_| Error::Poisoned { what: "a copy thread ended" })?;
+        Ok(Box::new(Copying { receiver }))
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Copying {
+    receiver: Receiver<Finished>,
+}
+
+impl Upload for Copying {
+    fn is_done(&mut self) -> bool {
+        !self.receiver.is_empty()
+    }
+
+    fn finish(self: Box<Self>) -> Finished {
+        self.receiver.recv().unwrap_or(Err(Error::Poisoned { what: "a copy thread ended" }))
+    }
+}
+
+/// Copies each piece of the buffer into its region.
+fn scatter(buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Finished {
+    let mut regions = Vec::with_capacity(pieces.len());
+    for (piece, mut region) in pieces {
+        copy_piece(buffer.bytes(), &piece, &mut region)?;
+        regions.push(region);
+    }
+    Ok((buffer, regions))
+}
+
+/// Packs the runs of one piece into its region.
+fn copy_piece(source: &[u8], piece: &Piece, region: &mut Region) -> Result<()> {
+    let bad = || Error::Poisoned { what: "a piece leaves its staging buffer or its region" };
+    let target = region.bytes_mut().ok_or_else(bad)?;
+    let (run, stride) = (word(piece.run)?, word(piece.stride)?);
+    if target.len() as u64 != piece.len() {
+        return Err(bad());
+    }
+    if run == 0 {
+        return Ok(());
+    }
+    let mut at = word(piece.at)?;
+    for chunk in target.chunks_exact_mut(run) {
+        let from = at.checked_add(run).and_then(|end| source.get(at..end)).ok_or_else(bad)?;
+        chunk.copy_from_slice(from);
+        at = at.saturating_add(stride);
+    }
+    Ok(())
+}
+
+fn word(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::Poisoned { what: "a size that does not fit this machine" })
+}
+
+fn out_of_memory(needed: u64) -> Error {
+    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: available_bytes() }
+}
+
+/// What the kernel says could be allocated without swapping. `None` where it does not say.
+fn available_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// The device behind a shared handle, as [`super::open`] gives it.
+impl From<CpuDevice> for Arc<dyn Device> {
+    fn from(device: CpuDevice) -> Self {
+        Arc::new(device)
+    }
+}

@@ -1,0 +1,86 @@
+//! The null device: takes every byte, counts nothing and keeps nothing.
+//!
+//! It isolates the read side: a load to it costs what reading costs, in the memory of the staging ring alone, so that a
+//! checkpoint larger than the machine can be measured. It can never give a tensor's bytes back.
+
+use std::ops::Range;
+
+use super::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, Upload};
+use crate::error::{Error, Result};
+use crate::staging::{StagingBuffer, StagingPool};
+
+/// A device without memory.
+#[derive(Debug, Default)]
+pub struct NullDevice;
+
+impl NullDevice {
+    /// The device.
+    pub fn new() -> NullDevice {
+        NullDevice
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> String {
+        "null".to_owned()
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits { host_visible: false, keeps: false, align: 256, preferred_align: 256, streams: 1 }
+    }
+
+    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+        StagingPool::new(count, buffer_bytes).map_err(|_| Error::OutOfMemory {
+            device: self.name(),
+            needed: count as u64 * buffer_bytes as u64,
+            free: None,
+        })
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Arena> {
+        Ok(Arena::device(Box::new(Nothing(bytes))))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(Discard))
+    }
+}
+
+struct Nothing(u64);
+
+impl Memory for Nothing {
+    fn len(&self) -> u64 {
+        self.0
+    }
+
+    fn download(&self, _range: Range<u64>, _target: &mut [u8]) -> Result<()> {
+        Err(Error::Device {
+            device: "null".to_owned(),
+            op: "download",
+            message: "the null device keeps no bytes; load to `cpu` to read tensors back".to_owned(),
+        })
+    }
+}
+
+struct Discard;
+
+impl Stream for Discard {
+    fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
+        Ok(Box::new(Discarded { buffer, regions: pieces.into_iter().map(|(_, region)| region).collect() }))
+    }
+}
+
+struct Discarded {
+    buffer: StagingBuffer,
+    regions: Vec<Region>,
+}
+
+impl Upload for Discarded {
+    fn is_done(&mut self) -> bool {
+        true
+    }
+
+    fn finish(self: Box<Self>) -> Result<(StagingBuffer, Vec<Region>)> {
+        Ok((self.buffer, self.regions))
+    }
+}

@@ -1,0 +1,300 @@
+//! Arenas, and the exclusive right to write a range of one.
+//!
+//! An [`Arena`] is one allocation of a device. [`Arena::carve`] divides it, once, into [`Region`]s that do not overlap; a
+//! region is the only way to write its bytes, and a finished region can never be written again. [`Written`] hands out
+//! read-only [`View`]s of ranges whose regions are all finished, so a reader never meets a writer. Soundness rests on
+//! this ownership, not on the plan being right. This file moves no bytes.
+#![allow(unsafe_code)] // slices of carved, disjoint ranges of one host block
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, Result};
+use crate::host::HostBlock;
+
+/// Memory of a device that the host cannot address.
+pub trait Memory: Send + Sync {
+    /// Number of bytes.
+    fn len(&self) -> u64;
+
+    /// Whether there is no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `range` back into host memory; `target` has its length.
+    ///
+    /// # Errors
+    /// When the device refuses, or keeps nothing (the null device).
+    fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()>;
+}
+
+enum Backing {
+    Host(HostBlock),
+    Device(Box<dyn Memory>),
+}
+
+/// One allocation of a device, not yet divided.
+#[derive(Debug)]
+pub struct Arena {
+    backing: Backing,
+}
+
+/// The exclusive right to write one range of an arena.
+#[derive(Debug)]
+pub struct Region {
+    shared: Arc<Shared>,
+    slot: usize,
+}
+
+/// What has been written of a carved arena. Cloning shares it.
+#[derive(Debug, Clone)]
+pub struct Written {
+    shared: Arc<Shared>,
+}
+
+/// A finished range of an arena, kept alive by reference count.
+#[derive(Debug, Clone)]
+pub struct View {
+    shared: Arc<Shared>,
+    range: Range<u64>,
+}
+
+/// `slots` are sorted and disjoint; `done[i]` turns true once, when region `i` is given up finished.
+#[derive(Debug)]
+struct Shared {
+    backing: Backing,
+    slots: Box<[Range<u64>]>,
+    done: Box<[AtomicBool]>,
+}
+
+impl Arena {
+    /// An arena of host memory, which reads can fill in place.
+    pub fn host(block: HostBlock) -> Arena {
+        Arena { backing: Backing::Host(block) }
+    }
+
+    /// An arena in memory that only the device reaches.
+    pub fn device(memory: Box<dyn Memory>) -> Arena {
+        Arena { backing: Backing::Device(memory) }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.backing.len()
+    }
+
+    /// Whether the arena has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Divides the arena: one region for each of `ranges`, in their order. Bytes outside all of them stay as they are.
+    ///
+    /// # Errors
+    /// When two ranges overlap or one leaves the arena.
+    pub fn carve(self, ranges: &[Range<u64>]) -> Result<(Vec<Region>, Written)> {
+        let mut order: Vec<usize> = (0..ranges.len()).collect();
+        order.sort_unstable_by_key(|&i| (ranges[i].start, ranges[i].end));
+        let slots: Box<[Range<u64>]> = order.iter().map(|&i| ranges[i].clone()).collect();
+        let overlap = slots.windows(2).any(|pair| pair[0].end > pair[1].start);
+        let inside = slots.iter().all(|slot| slot.start <= slot.end && slot.end <= self.len());
+        if overlap || !inside {
+            return Err(Error::Poisoned { what: "the plan's ranges overlap or leave the arena" });
+        }
+        let done = slots.iter().map(|_| AtomicBool::new(false)).collect();
+        let shared = Arc::new(Shared { backing: self.backing, slots, done });
+        let mut slot_of = vec![0; order.len()];
+        for (slot, &i) in order.iter().enumerate() {
+            slot_of[i] = slot;
+        }
+        let regions = slot_of.into_iter().map(|slot| Region { shared: Arc::clone(&shared), slot }).collect();
+        Ok((regions, Written { shared }))
+    }
+}
+
+impl Region {
+    /// The range of the arena, in bytes.
+    pub fn range(&self) -> Range<u64> {
+        self.shared.slots[self.slot].clone()
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        let range = self.range();
+        range.end - range.start
+    }
+
+    /// Whether the region has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, where the host can address them.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let Backing::Host(block) = &self.shared.backing else { return None };
+        let range = host_range(&self.shared.slots[self.slot])?;
+        // SAFETY: `carve` checked that every slot lies inside the arena, whose length is the block's.
+        let start = unsafe { block.start().add(range.start) };
+        // SAFETY: slots are disjoint, each belongs to one Region, no View covers a slot that is not done, and this Region
+        // (whose slot is not done: `finish` takes it by value) is borrowed mutably. The memory is initialised (zeros).
+        Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) })
+    }
+
+    /// Makes the pages of the region resident, so that whoever fills it meets no page fault. Host memory only.
+    pub fn populate(&self) {
+        if let (Backing::Host(block), Some(range)) = (&self.shared.backing, host_range(&self.range())) {
+            block.populate(range);
+        }
+    }
+
+    /// Gives the right up: the bytes are final and may be read from now on.
+    pub fn finish(self) {
+        self.shared.done[self.slot].store(true, Ordering::Release);
+    }
+}
+
+impl Written {
+    /// A read-only view of `range`; `None` while any byte of it may still be written, or if it leaves the arena.
+    pub fn view(&self, range: Range<u64>) -> Option<View> {
+        let shared = &self.shared;
+        if range.start > range.end || range.end > shared.backing.len() {
+            return None;
+        }
+        let first = shared.slots.partition_point(|slot| slot.end <= range.start);
+        let touched = shared.slots[first..].iter().zip(&shared.done[first..]);
+        let mut touched = touched.take_while(|(slot, _)| slot.start < range.end);
+        let finished = touched.all(|(slot, done)| slot.is_empty() || done.load(Ordering::Acquire));
+        finished.then(|| View { shared: Arc::clone(shared), range })
+    }
+
+    /// Number of bytes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.shared.backing.len()
+    }
+}
+
+impl View {
+    /// The range of the arena, in bytes.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Whether the view has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The bytes, where the host can address them.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        let Backing::Host(block) = &self.shared.backing else { return None };
+        let range = host_range(&self.range)?;
+        // SAFETY: `Written::view` checked that the range lies inside the arena.
+        let start = unsafe { block.start().add(range.start) };
+        // SAFETY: every region that touches the range was done when the view was made and stays done, so nothing writes
+        // these bytes any more; the memory is initialised and lives as long as `shared`.
+        Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
+    }
+
+    /// Copies a part of the view (`range` counts from its start) into host memory.
+    ///
+    /// # Errors
+    /// When the range leaves the view, its length is not that of `target`, or the device refuses.
+    pub fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()> {
+        if range.start > range.end || range.end > self.len() || range.end - range.start != target.len() as u64 {
+            let what =
+                format!("bytes {}..{} of a view of {} into {}", range.start, range.end, self.len(), target.len());
+            return Err(Error::Request { what, hint: None });
+        }
+        if let Some(bytes) = self.bytes() {
+            let part = host_range(&range).and_then(|range| bytes.get(range));
+            return part.map(|part| target.copy_from_slice(part)).ok_or(Error::Poisoned { what: "a view's range" });
+        }
+        match &self.shared.backing {
+            Backing::Host(_) => Err(Error::Poisoned { what: "a host view without bytes" }),
+            Backing::Device(memory) => {
+                memory.download(self.range.start + range.start..self.range.start + range.end, target)
+            }
+        }
+    }
+}
+
+impl Backing {
+    fn len(&self) -> u64 {
+        match self {
+            Backing::Host(block) => block.len() as u64,
+            Backing::Device(memory) => memory.len(),
+        }
+    }
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if matches!(self, Backing::Host(_)) { "host" } else { "device" };
+        write!(f, "{kind} memory of {} bytes", self.len())
+    }
+}
+
+/// The range in the machine's own word size.
+fn host_range(range: &Range<u64>) -> Option<Range<usize>> {
+    Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(len: usize) -> Arena {
+        Arena::host(HostBlock::new(len).unwrap())
+    }
+
+    #[test]
+    fn overlap_and_escape_are_refused() {
+        assert!(arena(10).carve(&[0..4, 3..5]).is_err());
+        assert!(arena(10).carve(&[5..11]).is_err());
+        #[allow(clippy::reversed_empty_ranges)]
+        let backwards = 5..4;
+        assert!(arena(10).carve(&[backwards]).is_err());
+        assert!(arena(10).carve(&[6..10, 0..3, 3..6]).is_ok());
+    }
+
+    #[test]
+    fn a_range_is_readable_once_every_region_in_it_is_finished() {
+        let (mut regions, written) = arena(10).carve(&[4..8, 0..4]).unwrap();
+        regions[1].bytes_mut().unwrap().copy_from_slice(&[1, 2, 3, 4]);
+        assert!(written.view(0..4).is_none());
+        regions.pop().unwrap().finish();
+        assert_eq!(written.view(1..3).unwrap().bytes().unwrap(), &[2, 3]);
+        assert!(written.view(3..5).is_none());
+        assert_eq!(written.view(8..10).unwrap().bytes().unwrap(), &[0, 0], "what no region covers is never written");
+        regions.pop().unwrap().finish();
+        assert_eq!(written.view(0..10).unwrap().len(), 10);
+        assert!(written.view(5..11).is_none());
+    }
+
+    #[test]
+    fn a_region_that_was_dropped_unfinished_stays_unreadable() {
+        let (regions, written) = arena(8).carve(&[0..8]).unwrap();
+        drop(regions);
+        assert!(written.view(0..1).is_none());
+    }
+
+    #[test]
+    fn a_view_outlives_its_arena_handle() {
+        let (regions, written) = arena(8).carve(&[0..8]).unwrap();
+        regions.into_iter().for_each(Region::finish);
+        let view = written.view(2..6).unwrap();
+        drop(written);
+        let mut copy = [9; 2];
+        view.download(1..3, &mut copy).unwrap();
+        assert_eq!((copy, view.len()), ([0, 0], 4));
+        assert!(view.download(0..3, &mut copy).is_err());
+    }
+}

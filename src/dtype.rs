@@ -1,0 +1,167 @@
+//! Element types: their names in each format, their width in bits and the alignment a typed view of them needs.
+//!
+//! A name that this file does not know stays as it is ([`Dtype::Unknown`]): it can be listed, never guessed and never
+//! loaded. This file converts no values; that is `convert`.
+
+use std::fmt;
+use std::sync::Arc;
+
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal bits;)*) => {
+        /// The element type of a tensor, named as safetensors names it.
+        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[allow(non_camel_case_types)]
+        pub enum Dtype {
+            $($(#[$doc])* $variant,)*
+            /// A name that vramp does not know, kept as it was found.
+            Unknown(Arc<str>),
+        }
+
+        impl Dtype {
+            /// Every known element type.
+            pub const ALL: &'static [Dtype] = &[$(Dtype::$variant,)*];
+
+            /// The type that safetensors calls `name` (case matters), or [`Dtype::Unknown`].
+            pub fn from_safetensors(name: &str) -> Dtype {
+                match name {
+                    $($name => Dtype::$variant,)*
+                    _ => Dtype::Unknown(name.into()),
+                }
+            }
+
+            /// The name in safetensors: `F32`, `BF16`, `F8_E4M3`, ….
+            pub fn name(&self) -> &str {
+                match self {
+                    $(Dtype::$variant => $name,)*
+                    Dtype::Unknown(name) => name,
+                }
+            }
+
+            /// Bits of one element; `None` for an unknown type.
+            pub fn bits(&self) -> Option<u64> {
+                match self {
+                    $(Dtype::$variant => Some($bits),)*
+                    Dtype::Unknown(_) => None,
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
+    /// Boolean, one byte, 0 or 1.
+    Bool = "BOOL", 8 bits;
+    /// 4-bit float, two elements a byte (MX FP4, E2M1).
+    F4 = "F4", 4 bits;
+    /// 6-bit float, 2 exponent and 3 mantissa bits, four elements in three bytes.
+    F6_E2M3 = "F6_E2M3", 6 bits;
+    /// 6-bit float, 3 exponent and 2 mantissa bits, four elements in three bytes.
+    F6_E3M2 = "F6_E3M2", 6 bits;
+    /// Unsigned 8-bit integer.
+    U8 = "U8", 8 bits;
+    /// Signed 8-bit integer.
+    I8 = "I8", 8 bits;
+    /// 8-bit float, 5 exponent and 2 mantissa bits.
+    F8_E5M2 = "F8_E5M2", 8 bits;
+    /// 8-bit float, 4 exponent and 3 mantissa bits (no infinities).
+    F8_E4M3 = "F8_E4M3", 8 bits;
+    /// 8-bit float, 4 exponent and 3 mantissa bits, no negative zero.
+    F8_E4M3FNUZ = "F8_E4M3FNUZ", 8 bits;
+    /// 8-bit float, 5 exponent and 2 mantissa bits, no negative zero.
+    F8_E5M2FNUZ = "F8_E5M2FNUZ", 8 bits;
+    /// 8-bit exponent only: a power-of-two block scale.
+    F8_E8M0 = "F8_E8M0", 8 bits;
+    /// Signed 16-bit integer.
+    I16 = "I16", 16 bits;
+    /// Unsigned 16-bit integer.
+    U16 = "U16", 16 bits;
+    /// IEEE half precision.
+    F16 = "F16", 16 bits;
+    /// bfloat16: the upper half of an F32.
+    BF16 = "BF16", 16 bits;
+    /// Signed 32-bit integer.
+    I32 = "I32", 32 bits;
+    /// Unsigned 32-bit integer.
+    U32 = "U32", 32 bits;
+    /// IEEE single precision.
+    F32 = "F32", 32 bits;
+    /// Complex number of two F32: real, imaginary.
+    C64 = "C64", 64 bits;
+    /// IEEE double precision.
+    F64 = "F64", 64 bits;
+    /// Signed 64-bit integer.
+    I64 = "I64", 64 bits;
+    /// Unsigned 64-bit integer.
+    U64 = "U64", 64 bits;
+}
+
+impl Dtype {
+    /// Bytes that a tensor of `shape` takes. `None` where the type is unknown, the product overflows 64 bits, or the bits
+    /// do not fill whole bytes (an odd number of F4 elements).
+    pub fn tensor_bytes(&self, shape: &[u64]) -> Option<u64> {
+        let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim))?;
+        let bits = elements.checked_mul(self.bits()?)?;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+
+    /// The alignment in bytes that a typed view of the elements needs. 1 for packed and unknown types.
+    pub fn alignment(&self) -> u64 {
+        match self {
+            Dtype::C64 => 4,
+            _ => self.bits().map_or(1, |bits| (bits / 8).max(1)),
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl serde::Serialize for Dtype {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for dtype in Dtype::ALL {
+            assert_eq!(&Dtype::from_safetensors(dtype.name()), dtype);
+        }
+        assert_eq!(Dtype::from_safetensors("f32"), Dtype::Unknown("f32".into()));
+    }
+
+    #[test]
+    fn sizes_count_bits_and_refuse_overflow() {
+        assert_eq!(Dtype::F4.tensor_bytes(&[3, 2]), Some(3));
+        assert_eq!(Dtype::F4.tensor_bytes(&[3]), None);
+        assert_eq!(Dtype::F6_E2M3.tensor_bytes(&[4]), Some(3));
+        assert_eq!(Dtype::BF16.tensor_bytes(&[]), Some(2));
+        assert_eq!(Dtype::F32.tensor_bytes(&[0, u64::MAX]), Some(0));
+        assert_eq!(Dtype::F32.tensor_bytes(&[1 << 62]), None);
+        assert_eq!(Dtype::F32.tensor_bytes(&[1 << 32, 1 << 32]), None);
+    }
+
+    #[test]
+    fn every_type_of_the_reference_crate_has_the_same_name_and_width() {
+        for (ours, theirs) in [
+            (Dtype::Bool, safetensors::Dtype::BOOL),
+            (Dtype::F4, safetensors::Dtype::F4),
+            (Dtype::F6_E2M3, safetensors::Dtype::F6_E2M3),
+            (Dtype::F6_E3M2, safetensors::Dtype::F6_E3M2),
+            (Dtype::F8_E8M0, safetensors::Dtype::F8_E8M0),
+            (Dtype::C64, safetensors::Dtype::C64),
+            (Dtype::BF16, safetensors::Dtype::BF16),
+        ] {
+            assert_eq!(ours.name(), theirs.to_string());
+            assert_eq!(ours.bits(), Some(theirs.bitsize() as u64));
+        }
+    }
+}

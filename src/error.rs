@@ -1,0 +1,247 @@
+//! Every way a vramp call can fail, by condition, each with the place where it happened.
+//!
+//! An [`Error`] names the file, the tensor, both numbers and what to do; [`Fault`] says what is wrong *inside* a file and
+//! the caller of the parser adds the place. `Display` prints this level only, lower case, without a full stop; causes come
+//! through [`std::error::Error::source`]. This file never prints, and knows no source, device or format.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+pub use crate::fault::Fault;
+
+/// The result of a vramp call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, and where.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused an operation on a file.
+    #[error("cannot {op} {}{}", path.display(), Bytes(range))]
+    Io {
+        /// The operation, as a verb: `open`, `read`, `map`.
+        op: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The bytes of the file it was about, where it was about some.
+        range: Option<Range<u64>>,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A file breaks the rules of its format.
+    #[error("{}{}: {fault}", path.display(), Named(tensor))]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The tensor concerned, where it is one.
+        tensor: Option<String>,
+        /// What is wrong with it.
+        fault: Box<Fault>,
+    },
+    /// The input is well-formed, but vramp does not handle it.
+    #[error("{}{}: {what}", path.display(), Named(tensor))]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The tensor concerned, where it is one.
+        tensor: Option<String>,
+        /// What is not supported, and what would be.
+        what: String,
+    },
+    /// Something that was asked for is not there: a file, a shard, a tensor.
+    #[error("{what}{}", Hint(hint))]
+    NotFound {
+        /// What was looked for, and where.
+        what: String,
+        /// The nearest thing that is there, or what to do.
+        hint: Option<String>,
+    },
+    /// The checkpoint does not match what was demanded of it (strict state-dict check).
+    #[error("{}: {report}", path.display())]
+    Mismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The complete verdict, in words.
+        report: String,
+    },
+    /// A file changed while it was being read.
+    #[error(
+        "{}: the file changed while it was being read ({what}); nothing of it was handed out: load again once it is complete",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What differs: size, modification time or inode, both values.
+        what: String,
+    },
+    /// What was asked for makes no sense for this checkpoint: a slice out of range, an uneven cut, a colliding name.
+    #[error("{what}{}", Hint(hint))]
+    Request {
+        /// What cannot be done, with both numbers.
+        what: String,
+        /// What to do instead.
+        hint: Option<String>,
+    },
+    /// A number passed a limit that guards memory.
+    #[error("{what} is {found}, above the limit of {limit}{}", Hint(hint))]
+    Limit {
+        /// What is limited.
+        what: String,
+        /// The limit, in the unit that `what` names.
+        limit: u64,
+        /// The value found.
+        found: u64,
+        /// How to raise the limit, where that is possible.
+        hint: Option<String>,
+    },
+    /// A device refused an operation.
+    #[error("device {device}: {op} failed: {message}")]
+    Device {
+        /// The device, as `cpu`, `null` or `cuda:0`.
+        device: String,
+        /// The operation.
+        op: &'static str,
+        /// The device's own code and words.
+        message: String,
+    },
+    /// A device has too little memory left for the load.
+    #[error("device {device}: out of memory: {needed} bytes needed, {} free", Free(free))]
+    OutOfMemory {
+        /// The device, as `cpu`, `null` or `cuda:0`.
+        device: String,
+        /// Bytes that were asked for.
+        needed: u64,
+        /// Bytes that the device says are free, where it says so.
+        free: Option<u64>,
+    },
+    /// The caller cancelled the load.
+    #[error("cancelled")]
+    Cancelled,
+    /// A part of vramp ended unexpectedly; the load cannot be trusted. This is a bug of vramp: please report it.
+    #[error("internal error: {what}")]
+    Poisoned {
+        /// Which part.
+        what: &'static str,
+    },
+}
+
+impl Error {
+    /// An I/O error of `op` on the whole of `path`.
+    pub fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Error::Io { op, path: path.into(), range: None, source }
+    }
+
+    /// A fault in `path` as a whole.
+    pub fn malformed(path: impl Into<PathBuf>, fault: Fault) -> Self {
+        Error::Malformed { path: path.into(), tensor: fault.tensor().map(str::to_owned), fault: Box::new(fault) }
+    }
+
+    /// A short, stable name of the condition, for programs: `io`, `not_found`, `malformed`, ….
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "not_found",
+            Error::Io { .. } => "io",
+            Error::Malformed { .. } => "malformed",
+            Error::Unsupported { .. } => "unsupported",
+            Error::NotFound { .. } => "not_found",
+            Error::Mismatch { .. } => "mismatch",
+            Error::Changed { .. } => "changed",
+            Error::Request { .. } => "request",
+            Error::Limit { .. } => "limit",
+            Error::Device { .. } => "device",
+            Error::OutOfMemory { .. } => "out_of_memory",
+            Error::Cancelled => "cancelled",
+            Error::Poisoned { .. } => "internal",
+        }
+    }
+
+    /// The exit status of the program for this error.
+    ///
+    /// 1 a check says no · 2 wrong usage · 3 input refused · 4 I/O · 5 device · 130 interrupted.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Mismatch { .. } => 1,
+            Error::Request { .. } => 2,
+            Error::Malformed { .. } | Error::Unsupported { .. } | Error::Changed { .. } | Error::Limit { .. } => 3,
+            Error::Io { .. } | Error::NotFound { .. } => 4,
+            Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
+            Error::Cancelled => 130,
+        }
+    }
+
+    /// Whether the same call may succeed later without anything being mended by a person.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Changed { .. } | Error::OutOfMemory { .. } => true,
+            Error::Io { source, .. } => {
+                matches!(
+                    source.kind(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                )
+            }
+            _ => false,
+        }
+    }
+
+    /// The file concerned, where there is one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Error::Io { path, .. }
+            | Error::Malformed { path, .. }
+            | Error::Unsupported { path, .. }
+            | Error::Mismatch { path, .. }
+            | Error::Changed { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// The tensor concerned, where there is one.
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Error::Malformed { tensor, .. } | Error::Unsupported { tensor, .. } => tensor.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// ` (tensor "name")`, or nothing.
+struct Named<'a>(&'a Option<String>);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, ": tensor {name:?}"))
+    }
+}
+
+/// `, bytes 0..10`, or nothing.
+struct Bytes<'a>(&'a Option<Range<u64>>);
+
+impl fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |r| write!(f, ", bytes {}..{}", r.start, r.end))
+    }
+}
+
+/// `; do this`, or nothing.
+struct Hint<'a>(&'a Option<String>);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
+    }
+}
+
+/// A number of free bytes, or `an unknown number`.
+struct Free<'a>(&'a Option<u64>);
+
+impl fmt::Display for Free<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(free) => write!(f, "{free}"),
+            None => f.write_str("an unknown number"),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Anonymous host memory in one block: page-aligned, on huge pages where the kernel gives them, zero when fresh.
+//!
+//! The staging pool and the arena of the CPU device are made of it. A [`HostBlock`] is the unique owner of its memory and
+//! cannot be cloned; whoever divides it (`staging`, `device::region`) takes it by value. It never grows and never moves.
+#![allow(unsafe_code)] // mmap, madvise and munmap of memory that this file alone owns
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// The size of a huge page on x86-64 and of the usual one on aarch64; only a hint for alignment and population.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+const PAGE_BYTES: usize = 4096;
+
+/// One anonymous, private, writable mapping. Starts on a 2 MiB boundary.
+#[derive(Debug)]
+pub struct HostBlock {
+    start: NonNull<u8>,
+    len: usize,
+    mapping: NonNull<libc::c_void>,
+    mapping_len: usize,
+}
+
+// SAFETY: the block owns its mapping; access goes through the borrow rules of whoever holds the block.
+unsafe impl Send for HostBlock {}
+// SAFETY: `&HostBlock` gives out only the address and `populate`, which the kernel serialises.
+unsafe impl Sync for HostBlock {}
+
+impl HostBlock {
+    /// Reserves `len` bytes of zeros. Nothing is resident before it is touched or [populated](HostBlock::populate).
+    ///
+    /// # Errors
+    /// What `mmap` says: usually that there is no address space or no memory left.
+    pub fn new(len: usize) -> io::Result<HostBlock> {
+        let span = len.max(1).checked_next_multiple_of(PAGE_BYTES).and_then(|len| len.checked_add(HUGE_PAGE_BYTES));
+        let Some(mapping_len) = span else {
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the size does not fit the address space"));
+        };
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), mapping_len, protection, flags, -1, 0) };
+        if mapping == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let Some(mapping) = NonNull::new(mapping) else {
+            return Err(io::Error::other("the kernel mapped memory at address zero"));
+        };
+        let skip = (mapping.as_ptr() as usize).next_multiple_of(HUGE_PAGE_BYTES) - mapping.as_ptr() as usize;
+        // SAFETY: skip < HUGE_PAGE_BYTES <= mapping_len - len, so the result lies inside the mapping.
+        let start = unsafe { mapping.cast::<u8>().add(skip) };
+        let block = HostBlock { start, len, mapping, mapping_len };
+        if len >= HUGE_PAGE_BYTES {
+            block.advise(0..len.next_multiple_of(PAGE_BYTES), libc::MADV_HUGEPAGE);
+        }
+        Ok(block)
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the block holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes the pages of `range` resident and writable ahead of their use. Best effort: a kernel that cannot (before
+    /// 5.14) leaves the work to the first touch. Returns whether the kernel did it.
+    pub fn populate(&self, range: Range<usize>) -> bool {
+        if range.start >= range.end || range.end > self.len {
+            return range.start == range.end;
+        }
+        let start = range.start / PAGE_BYTES * PAGE_BYTES;
+        self.advise(start..range.end.next_multiple_of(PAGE_BYTES), libc::MADV_POPULATE_WRITE)
+    }
+
+    /// The address of the first byte. Reading or writing through it is the caller's to justify.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// `madvise` of whole pages inside the mapping.
+    fn advise(&self, range: Range<usize>, advice: libc::c_int) -> bool {
+        // SAFETY: callers pass page-aligned ranges that end within the block rounded up to a page, so inside the mapping.
+        let address = unsafe { self.start.add(range.start) };
+        // SAFETY: HUGEPAGE and POPULATE_WRITE change no contents, and the pages belong to this block.
+        unsafe { libc::madvise(address.as_ptr().cast(), range.len(), advice) == 0 }
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` and nothing borrows from a block that is being dropped.
+        unsafe { libc::munmap(self.mapping.as_ptr(), self.mapping_len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_starts_on_a_huge_page_and_populates_any_range() {
+        for len in [0, 1, 4095, 4096, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1] {
+            let block = HostBlock::new(len).unwrap();
+            assert_eq!(block.len(), len);
+            assert_eq!(block.start().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+            block.populate(0..len);
+            assert!(!block.populate(0..len + 1));
+        }
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error() {
+        assert!(HostBlock::new(usize::MAX).is_err());
+        assert!(HostBlock::new(usize::MAX - HUGE_PAGE_BYTES - PAGE_BYTES).is_err());
+    }
+}

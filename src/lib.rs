@@ -1,0 +1,12 @@
+//! vramp.
+pub mod checkpoint;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod extent;
+mod fault;
+pub mod host;
+pub mod source;
+pub mod staging;
+
+pub use error::{Error, Fault, Result};

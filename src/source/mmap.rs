@@ -1,0 +1,6 @@
+//! Mapped reads.
+/// A mapped file.
+#[derive(Debug)]
+pub struct MappedFile {
+    _private: (),
+}

@@ -1,0 +1,171 @@
+//! The port to where bytes come from. A [`Storage`] opens files; an [`OpenFile`] remembers what it was when it was opened,
+//! knows which of its parts are in the page cache, and hands out one [`Source`] for each [`Route`]; a source is asked for
+//! bytes by position.
+//!
+//! The routes of a local file: [`Route::Buffered`] (through the page cache), [`Route::Direct`] (past it) and
+//! [`Route::Mapped`] (copied out of a mapping; no slice is ever lent). Nothing here knows a format.
+
+mod file;
+mod mmap;
+mod queue;
+mod residency;
+mod uring;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use std::os::fd::RawFd;
+use std::path::Path;
+
+pub use file::LocalStorage;
+pub use mmap::MappedFile;
+pub use queue::{Completed, Read, ReadQueue, Target};
+pub use residency::Residency;
+
+use crate::error::Result;
+
+/// A place that holds files. [`LocalStorage`] is the machine's own file systems.
+pub trait Storage: Send + Sync {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// When it is not there or may not be read.
+    fn open(&self, path: &Path, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>>;
+}
+
+/// One open file.
+pub trait OpenFile: Send + Sync {
+    /// The path it was opened by.
+    fn path(&self) -> &Path;
+
+    /// What the file was when it was opened.
+    fn identity(&self) -> Identity;
+
+    /// Where the file lies.
+    fn file_system(&self) -> &FileSystem;
+
+    /// Which parts are in the page cache now.
+    fn residency(&self) -> Residency;
+
+    /// The file by one route. Cheap; the same source each time. A route that the file does not have (no `O_DIRECT`, no
+    /// mapping) gives the buffered one, with an entry in the fallbacks.
+    fn source(&self, route: Route) -> Arc<dyn Source>;
+
+    /// Demands that the file still is what it was: length, modification time, and the path still leads to it.
+    ///
+    /// # Errors
+    /// [`Error::Changed`](crate::Error::Changed) with both values. A path that leads nowhere any more is no error: the
+    /// open file keeps its bytes.
+    fn check_unchanged(&self) -> Result<()>;
+}
+
+/// What a file was at some moment: a file that is no longer the same must not be mixed with what was read before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device number of the file system.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Modification time in nanoseconds since 1970.
+    pub modified_ns: i128,
+}
+
+/// The file system that a file lies on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct FileSystem {
+    /// Its name: `ext4`, `xfs`, `nfs`, `tmpfs`, ….
+    pub name: String,
+    /// Whether reads go over a network or through a user-space server: big sequential reads, no mapping, no `O_DIRECT`.
+    pub network: bool,
+    /// Whether the files live in memory.
+    pub memory: bool,
+}
+
+/// The way by which bytes come out of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Route {
+    /// `O_DIRECT`: from the storage device, past the page cache.
+    Direct,
+    /// `read` through the page cache.
+    Buffered,
+    /// Copied out of a read-only mapping of the page cache.
+    Mapped,
+}
+
+/// What a source wants of the reads it is given. Sizes are bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// File offsets and lengths that are multiples of this (a power of two) can be read without a bounce; 1 if all can.
+    pub align: u64,
+    /// Memory addresses that are multiples of this (a power of two) can be read into without a bounce; 1 if all can.
+    pub memory_align: u64,
+    /// The longest read that is worth making.
+    pub max_read: u64,
+    /// A gap up to this length is cheaper to read than to skip.
+    pub gap: u64,
+    /// Reads in flight that are worth having.
+    pub depth: usize,
+}
+
+/// One open file, read by position by one route.
+pub trait Source: Send + Sync {
+    /// Length in bytes when the file was opened.
+    fn len(&self) -> u64;
+
+    /// Whether the file has no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The way this source goes.
+    fn route(&self) -> Route;
+
+    /// What this route wants.
+    fn limits(&self) -> Limits;
+
+    /// The descriptor that a ring may read from past the page cache, if this source has one; [`Limits`] say how.
+    fn ring_descriptor(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// Fills `target` exactly with the bytes from `offset` on, and says by which route most of them came (a refused route
+    /// falls back, once, with an entry in the [`Fallbacks`]).
+    ///
+    /// # Errors
+    /// Whatever the operating system says, and a file that ends too early: never a short read, never a signal.
+    fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route>;
+}
+
+/// A way that was not taken, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct Fallback {
+    /// What was tried: `O_DIRECT`, `io_uring`, `cachestat`, ….
+    pub what: String,
+    /// Why it was not used, in the operating system's words, with the file or mount where that matters.
+    pub why: String,
+}
+
+/// The fallbacks of one load, each kind once. Cloning shares the list.
+#[derive(Debug, Clone, Default)]
+pub struct Fallbacks {
+    list: Arc<Mutex<Vec<Fallback>>>,
+}
+
+impl Fallbacks {
+    /// Notes a fallback, unless the same one is noted already.
+    pub fn note(&self, what: impl Into<String>, why: impl Into<String>) {
+        let fallback = Fallback { what: what.into(), why: why.into() };
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if !list.contains(&fallback) {
+            list.push(fallback);
+        }
+    }
+
+    /// What was noted so far.
+    pub fn list(&self) -> Vec<Fallback> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

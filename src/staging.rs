@@ -1,0 +1,138 @@
+//! The staging pool: a fixed number of buffers of a fixed size, made once, in one block of host memory.
+//!
+//! A [`StagingBuffer`] is the only way to its bytes and has one holder at a time (invariant L2 of `load`); dropping it
+//! gives the slot back. The pool never grows and never allocates after it is made. The memory is plain (never
+//! write-combined), so that it can be hashed where it lies.
+#![allow(unsafe_code)] // hands out disjoint slices of one block, one holder each
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::host::HostBlock;
+
+/// A fixed set of equal buffers. Cloning the handle shares the set.
+#[derive(Debug, Clone)]
+pub struct StagingPool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    block: HostBlock,
+    buffer_bytes: usize,
+    count: usize,
+    free: Mutex<Vec<usize>>,
+}
+
+/// One buffer of a pool, held exclusively. Its bytes are zero at first and whatever was read last afterwards.
+#[derive(Debug)]
+pub struct StagingBuffer {
+    inner: Arc<Inner>,
+    index: usize,
+}
+
+impl StagingPool {
+    /// Makes `count` buffers of `buffer_bytes` bytes each and faults them in.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    pub fn new(count: usize, buffer_bytes: usize) -> io::Result<StagingPool> {
+        let total = count.checked_mul(buffer_bytes).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let block = HostBlock::new(total)?;
+        block.populate(0..total);
+        let free = Mutex::new((0..count).rev().collect());
+        Ok(StagingPool { inner: Arc::new(Inner { block, buffer_bytes, count, free }) })
+    }
+
+    /// Takes a free buffer; `None` while all are held.
+    pub fn acquire(&self) -> Option<StagingBuffer> {
+        let index = self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        Some(StagingBuffer { inner: Arc::clone(&self.inner), index })
+    }
+
+    /// Number of buffers, held or free.
+    pub fn count(&self) -> usize {
+        self.inner.count
+    }
+
+    /// Bytes of each buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.inner.buffer_bytes
+    }
+
+    /// Number of buffers that nobody holds.
+    pub fn available(&self) -> usize {
+        self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The memory of all buffers, in the order of their indices: for registering it with a device or a ring.
+    pub fn block(&self) -> &HostBlock {
+        &self.inner.block
+    }
+}
+
+impl StagingBuffer {
+    /// Which slot of the pool this is: `0..count`.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.inner.buffer_bytes
+    }
+
+    /// Whether the buffer has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: slot `index` lies inside the block (index < count) and is zero-initialised memory.
+        let start = unsafe { self.inner.block.start().add(self.index * self.inner.buffer_bytes) };
+        // SAFETY: an index is in the free list or in exactly one StagingBuffer, so only this borrow reaches the slot.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.inner.buffer_bytes) }
+    }
+
+    /// The bytes, to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: slot `index` lies inside the block (index < count) and is zero-initialised memory.
+        let start = unsafe { self.inner.block.start().add(self.index * self.inner.buffer_bytes) };
+        // SAFETY: an index is in the free list or in exactly one StagingBuffer, and this one is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.inner.buffer_bytes) }
+    }
+}
+
+impl Drop for StagingBuffer {
+    fn drop(&mut self) {
+        self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_disjoint_and_come_back() {
+        let pool = StagingPool::new(3, 4096).unwrap();
+        let mut held: Vec<_> = std::iter::from_fn(|| pool.acquire()).collect();
+        assert_eq!((held.len(), pool.available()), (3, 0));
+        for (value, buffer) in held.iter_mut().enumerate() {
+            buffer.bytes_mut().fill(value as u8 + 1);
+        }
+        for (value, buffer) in held.iter().enumerate() {
+            assert!(buffer.bytes().iter().all(|&b| b == value as u8 + 1));
+        }
+        let first = held.remove(0).index();
+        assert_eq!(pool.available(), 1);
+        assert_eq!(pool.acquire().map(|b| b.index()), Some(first));
+    }
+
+    #[test]
+    fn a_pool_without_buffers_gives_none() {
+        assert!(StagingPool::new(0, 1 << 20).unwrap().acquire().is_none());
+        assert!(StagingPool::new(usize::MAX, 2).is_err());
+    }
+}
