@@ -35,6 +35,46 @@ impl Extent {
     }
 }
 
+/// Equal runs of bytes at equal distances in a shard, and where they go in the selected tensor (row-major bytes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Strided {
+    /// Which file.
+    pub shard: ShardIndex,
+    /// First byte of the first run in the file.
+    pub offset: u64,
+    /// Bytes of each run.
+    pub run: u64,
+    /// Distance in the file from the start of one run to the next.
+    pub stride: u64,
+    /// Number of runs.
+    pub count: u64,
+    /// First byte of the first run in the selected tensor.
+    pub at: u64,
+    /// Distance in the selected tensor from the start of one run to the next.
+    pub at_stride: u64,
+}
+
+impl Strided {
+    /// One run.
+    pub fn contiguous(extent: Extent, at: u64) -> Strided {
+        let Extent { shard, offset, len } = extent;
+        Strided { shard, offset, run: len, stride: len, count: 1, at, at_stride: len }
+    }
+
+    /// One past the last byte of the last run in the file, saturating.
+    pub fn end(&self) -> u64 {
+        self.count.checked_sub(1).map_or(self.offset, |gaps| {
+            self.offset.saturating_add(self.stride.saturating_mul(gaps)).saturating_add(self.run)
+        })
+    }
+
+    /// The single run number `index`.
+    pub fn nth(&self, index: u64) -> Strided {
+        let (offset, at) = (self.offset + index * self.stride, self.at + index * self.at_stride);
+        Strided { offset, at, count: 1, stride: self.run, at_stride: self.run, ..*self }
+    }
+}
+
 /// The largest multiple of `align` that is not above `value`. `align` is a power of two.
 pub fn align_down(value: u64, align: u64) -> u64 {
     debug_assert!(align.is_power_of_two());

@@ -3,6 +3,10 @@
 //! Opening reads headers only. A [`Checkpoint`] is plain data; nothing here reads a tensor's bytes, starts a thread or knows
 //! a device. Formats add [`Shard`]s and [`TensorInfo`]s; `index` decides which files belong together.
 
+mod selection;
+
+pub use selection::{OpenOptions, Selected, Selection, Slice};
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ use std::path::Path;
 
 pub use file::LocalStorage;
 pub use mmap::MappedFile;
-pub use queue::{Completed, Read, ReadQueue, Target};
+pub use queue::{Completed, QueueOptions, Read, ReadQueue, Target, queue};
 pub use residency::Residency;
 
 use crate::error::Result;

@@ -60,3 +60,29 @@ pub trait ReadQueue: Send {
     /// Which engine this is, for the report: `threads` or `io_uring`.
     fn engine(&self) -> &'static str;
 }
+
+/// stub
+#[derive(Debug, Clone, Default)]
+pub struct QueueOptions {}
+
+/// stub
+pub fn queue(
+    _options: &QueueOptions,
+    _pool: Option<&crate::staging::StagingPool>,
+    _fallbacks: &super::Fallbacks,
+) -> Box<dyn ReadQueue> {
+    struct Never;
+    impl ReadQueue for Never {
+        fn submit(&mut self, _: Read, _: Target) {}
+        fn complete(&mut self) -> Option<Completed> {
+            None
+        }
+        fn depth(&self) -> usize {
+            1
+        }
+        fn engine(&self) -> &'static str {
+            ""
+        }
+    }
+    Box::new(Never)
+}

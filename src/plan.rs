@@ -1,0 +1,648 @@
+//! The plan of a load: where each selected tensor lies in the arena, and which reads bring its bytes there.
+//!
+//! [`plan`] is a pure function of data (what is selected, what the files and the device want, what is in the page cache)
+//! to data ([`LoadPlan`]) that one can print, compare and test. It opens nothing, starts nothing and knows no device by name.
+//!
+//! How it decides:
+//! 1. *Placement.* Where reads may land in the arena, neighbouring tensors of a file keep their distance (a [`Segment`]), and
+//!    a segment keeps the file's residue modulo the direct-I/O block, so that `O_DIRECT` writes it in place. Elsewhere
+//!    tensors are packed at the device's alignment.
+//! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie
+//!    misaligned, crumbs) is read into staging buffers, near extents merged, and copied piece by piece.
+//! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::device::{DeviceLimits, Piece};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::extent::{ShardIndex, Strided, align_down, align_up, congruent_up};
+use crate::source::{Limits, Residency, Route};
+
+/// Above this share of resident bytes a read goes through the page cache. Break-even on the machines measured: reading a
+/// cold page buffered costs twice what it costs direct, a warm one a sixth.
+const WARM_SHARE: f64 = 0.6;
+
+/// Segments below this many bytes are not worth a read of their own: they ride in a staging buffer.
+const SMALL_SEGMENT_BYTES: u64 = 128 << 10;
+
+/// Unselected bytes between two tensors of a segment, at most: they cost memory as well as reading.
+const SEGMENT_GAP_BYTES: u64 = 4 << 10;
+
+/// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// One tensor to load: its bytes come from `runs`.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// Name under which it is handed out.
+    pub name: Arc<str>,
+    /// Further names of the same memory.
+    pub aliases: Vec<Arc<str>>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape after slicing.
+    pub shape: Vec<u64>,
+    /// Bytes after slicing.
+    pub bytes: u64,
+    /// Where the bytes are; together they give each byte of the tensor once.
+    pub runs: Vec<Strided>,
+}
+
+/// What the plan must know of one file.
+#[derive(Debug, Clone)]
+pub struct ShardFacts {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What is in the page cache.
+    pub residency: Residency,
+    /// Limits of direct reads; `None` where the file cannot be read so.
+    pub direct: Option<Limits>,
+    /// Limits of reads through the page cache.
+    pub cached: Limits,
+    /// Whether the file may be mapped.
+    pub mappable: bool,
+}
+
+impl ShardFacts {
+    /// A file that nothing is read from.
+    pub fn untouched(bytes: u64) -> ShardFacts {
+        let cached = Limits { align: 1, memory_align: 1, max_read: 1, gap: 0, depth: 1 };
+        ShardFacts { bytes, residency: Residency::none(bytes), direct: None, cached, mappable: false }
+    }
+}
+
+/// Which way the bytes shall go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RouteChoice {
+    /// By what is in the page cache, read by read.
+    #[default]
+    Auto,
+    /// Past the page cache wherever the file system allows it.
+    Direct,
+    /// Through the page cache, by `read`.
+    Buffered,
+    /// Through the page cache, out of a mapping.
+    Mapped,
+}
+
+/// What the caller of [`plan`] chooses.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanOptions {
+    /// Which way the bytes shall go.
+    pub route: RouteChoice,
+    /// Bytes of a staging buffer.
+    pub buffer_bytes: u64,
+}
+
+/// A complete plan. Offsets and lengths are bytes.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct LoadPlan {
+    /// Size of the arena.
+    pub arena_bytes: u64,
+    /// The size that staging buffers must have; 0 if no transfer needs one.
+    pub buffer_bytes: u64,
+    /// Where each tensor lies, in the order of the selection.
+    pub placements: Vec<Placement>,
+    /// The reads, by file and offset.
+    pub transfers: Vec<Transfer>,
+}
+
+/// Where a tensor lies in the arena.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Placement {
+    /// Name under which it is handed out.
+    pub name: Arc<str>,
+    /// Further names of the same memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<Arc<str>>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape after slicing.
+    pub shape: Vec<u64>,
+    /// First byte in the arena.
+    pub arena: u64,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+/// One read and what it feeds.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Transfer {
+    /// Which file.
+    pub shard: ShardIndex,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// The way to take.
+    pub route: Route,
+    /// Where the bytes go.
+    pub landing: Landing,
+}
+
+/// Where the bytes of a read go.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Landing {
+    /// Straight to their place, from this byte of the arena on.
+    InPlace {
+        /// First byte in the arena.
+        arena: u64,
+    },
+    /// Into a staging buffer, and from there piece by piece.
+    Staged {
+        /// What to copy.
+        pieces: Vec<PlacedPiece>,
+    },
+}
+
+/// A piece of a staging buffer and its place in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct PlacedPiece {
+    /// The bytes of the buffer.
+    pub piece: Piece,
+    /// First byte in the arena.
+    pub arena: u64,
+}
+
+impl Placement {
+    /// The bytes as a range of the arena.
+    pub fn range(&self) -> Range<u64> {
+        self.arena..self.arena + self.bytes
+    }
+}
+
+impl Transfer {
+    /// The bytes as a range of the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+
+    /// The arena ranges it writes.
+    pub fn writes(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let in_place = match &self.landing {
+            Landing::InPlace { arena } => Some(*arena..*arena + self.len),
+            Landing::Staged { .. } => None,
+        };
+        let pieces: &[PlacedPiece] = match &self.landing {
+            Landing::InPlace { .. } => &[],
+            Landing::Staged { pieces } => pieces,
+        };
+        in_place.into_iter().chain(pieces.iter().map(|p| p.arena..p.arena + p.piece.len()))
+    }
+}
+
+impl LoadPlan {
+    /// Bytes of the tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.placements.iter().map(|placement| placement.bytes).sum()
+    }
+
+    /// Bytes that are read, gaps and block padding included.
+    pub fn read_bytes(&self) -> u64 {
+        self.transfers.iter().map(|transfer| transfer.len).sum()
+    }
+
+    /// Bytes read by `route`.
+    pub fn route_bytes(&self, route: Route) -> u64 {
+        self.transfers.iter().filter(|transfer| transfer.route == route).map(|transfer| transfer.len).sum()
+    }
+
+    /// Number of reads that need a staging buffer.
+    pub fn staged(&self) -> usize {
+        self.transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. })).count()
+    }
+}
+
+/// Lays the tensors out and decides the reads.
+///
+/// # Errors
+/// When sizes do not fit 64 bits, or a staging buffer is too small for a block of direct I/O.
+pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
+    let layout = if device.host_visible {
+        place_in_segments(wanted, shards, device, options.route)?
+    } else {
+        place_packed(wanted, device)?
+    };
+    let mut transfers = Vec::new();
+    for segment in &layout.segments {
+        cut_segment(segment, facts(shards, segment.shard)?, options, &mut transfers);
+    }
+    let mut batches = Batches { shards, options, transfers, open: None };
+    for item in layout.loose {
+        batches.add(item)?;
+    }
+    let mut transfers = batches.finish();
+    transfers.sort_unstable_by_key(|transfer| (transfer.shard, transfer.offset, transfer.len));
+    let staged = transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. }));
+    let buffer_bytes = if staged.count() == 0 { 0 } else { options.buffer_bytes };
+    Ok(LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes, placements: layout.placements, transfers })
+}
+
+/// Neighbouring tensors of a file that keep their distance in the arena.
+#[derive(Debug, Clone)]
+struct Segment {
+    shard: ShardIndex,
+    file: Range<u64>,
+    arena: u64,
+    /// Whether direct reads can land in it.
+    direct: bool,
+}
+
+/// Runs that are read through a staging buffer, and where they go. `at` of the runs counts from the start of the arena.
+type Item = Strided;
+
+struct Layout {
+    arena_bytes: u64,
+    placements: Vec<Placement>,
+    segments: Vec<Segment>,
+    loose: Vec<Item>,
+}
+
+fn facts(shards: &[ShardFacts], shard: ShardIndex) -> Result<&ShardFacts> {
+    shards.get(shard as usize).ok_or(Error::Poisoned { what: "a tensor of a shard that the checkpoint does not have" })
+}
+
+fn too_large() -> Error {
+    Error::Request { what: "the selected tensors take more than 2^64 bytes".to_owned(), hint: None }
+}
+
+fn placement(wanted: &Wanted, arena: u64) -> Placement {
+    let Wanted { name, aliases, dtype, shape, bytes, .. } = wanted.clone();
+    Placement { name, aliases, dtype, shape, arena, bytes }
+}
+
+/// One past the tensor's last byte, when it starts at `arena`.
+fn end_of(arena: u64, wanted: &Wanted) -> Result<u64> {
+    arena.checked_add(wanted.bytes).ok_or_else(too_large)
+}
+
+/// All tensors one after the other, in the order of their files, each at the device's alignment.
+fn place_packed(wanted: &[Wanted], device: DeviceLimits) -> Result<Layout> {
+    let mut cursor = 0;
+    let mut placements: Vec<Option<Placement>> = vec![None; wanted.len()];
+    let mut loose = Vec::new();
+    for index in in_file_order(wanted) {
+        let tensor = &wanted[index];
+        let arena = align_up(cursor, device.align.max(tensor.dtype.alignment()));
+        cursor = end_of(arena, tensor)?;
+        loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
+        placements[index] = Some(placement(tensor, arena));
+    }
+    let placements = placements.into_iter().flatten().collect();
+    Ok(Layout { arena_bytes: cursor, placements, segments: Vec::new(), loose })
+}
+
+/// Indices of the tensors by file and by the offset of their first byte.
+fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    let first = |index: usize| wanted[index].runs.first().map_or((0, 0), |run| (run.shard, run.offset));
+    order.sort_by_key(|&index| (first(index), index));
+    order
+}
+
+/// Tensors that are one run each, grouped so that each group can keep the file's distances; the rest apart.
+fn place_in_segments(
+    wanted: &[Wanted],
+    shards: &[ShardFacts],
+    device: DeviceLimits,
+    route: RouteChoice,
+) -> Result<Layout> {
+    let mut layout = Layout { arena_bytes: 0, placements: Vec::new(), segments: Vec::new(), loose: Vec::new() };
+    let mut placements: Vec<Option<Placement>> = vec![None; wanted.len()];
+    let mut group: Option<Group> = None;
+    let mut apart = Vec::new();
+    for index in in_file_order(wanted) {
+        let tensor = &wanted[index];
+        let Some(member) = Member::of(index, tensor, device) else {
+            apart.push(index);
+            continue;
+        };
+        match &mut group {
+            Some(open) if open.takes(&member) => open.push(member),
+            open => {
+                let fresh = Group::start(member, facts(shards, tensor.runs[0].shard)?, device, route);
+                if let Some(full) = open.replace(fresh) {
+                    full.settle(wanted, device, &mut layout, &mut placements)?;
+                }
+            }
+        }
+    }
+    if let Some(full) = group {
+        full.settle(wanted, device, &mut layout, &mut placements)?;
+    }
+    for index in apart {
+        let tensor = &wanted[index];
+        let arena = align_up(layout.arena_bytes, device.preferred_align.max(tensor.dtype.alignment()));
+        layout.arena_bytes = end_of(arena, tensor)?;
+        layout.loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
+        placements[index] = Some(placement(tensor, arena));
+    }
+    layout.placements = placements.into_iter().flatten().collect();
+    layout.loose.sort_unstable_by_key(|item| (item.shard, item.offset));
+    Ok(layout)
+}
+
+/// A tensor that is one run of one file.
+struct Member {
+    index: usize,
+    shard: ShardIndex,
+    offset: u64,
+    len: u64,
+    align: u64,
+}
+
+impl Member {
+    fn of(index: usize, tensor: &Wanted, device: DeviceLimits) -> Option<Member> {
+        match tensor.runs.as_slice() {
+            [run] if run.count == 1 && run.run > 0 => Some(Member {
+                index,
+                shard: run.shard,
+                offset: run.offset,
+                len: run.run,
+                align: device.align.max(tensor.dtype.alignment()),
+            }),
+            _ => None,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// Members in file order whose distances can be kept: with the first at an address that is `residue` modulo `modulus`,
+/// every member is aligned.
+struct Group {
+    members: Vec<Member>,
+    residue: u64,
+    modulus: u64,
+    direct: bool,
+    end: u64,
+}
+
+impl Group {
+    /// Chooses the residue of the first member: one that direct reads can use if there is one, with the preferred
+    /// alignment if both can be had.
+    fn start(first: Member, facts: &ShardFacts, device: DeviceLimits, route: RouteChoice) -> Group {
+        let resident = facts.residency.resident_bytes() >= facts.bytes;
+        let limits = facts.direct.filter(|_| match route {
+            RouteChoice::Direct => true,
+            RouteChoice::Auto => !resident,
+            RouteChoice::Buffered | RouteChoice::Mapped => false,
+        });
+        let (offset, end) = (first.offset, first.end());
+        let memory_align = limits.map_or(1, |limits| limits.memory_align);
+        let preferred = device.preferred_align.max(first.align);
+        // Addresses that are `offset` modulo `memory_align` and 0 modulo `align` exist if `offset` is 0 modulo the smaller.
+        let reachable = |align: u64| offset.is_multiple_of(memory_align.min(align));
+        let (align, direct) = if reachable(preferred) {
+            (preferred, limits.is_some())
+        } else if reachable(first.align) {
+            (first.align, limits.is_some())
+        } else {
+            (preferred, false)
+        };
+        let (residue, modulus) = match direct && memory_align > align {
+            true => (offset % memory_align, memory_align),
+            false => (0, align),
+        };
+        Group { members: vec![first], residue, modulus, direct, end }
+    }
+
+    fn takes(&self, member: &Member) -> bool {
+        let first = &self.members[0];
+        member.shard == first.shard
+            && member.offset >= self.end
+            && member.offset - self.end <= SEGMENT_GAP_BYTES
+            && member.align <= self.modulus
+            && (self.residue + (member.offset - first.offset)).is_multiple_of(member.align)
+    }
+
+    fn push(&mut self, member: Member) {
+        self.end = member.end();
+        self.members.push(member);
+    }
+
+    /// Gives the members their places. A group too small for reads of its own becomes loose items.
+    fn settle(
+        self,
+        wanted: &[Wanted],
+        device: DeviceLimits,
+        layout: &mut Layout,
+        placements: &mut [Option<Placement>],
+    ) -> Result<()> {
+        let first = &self.members[0];
+        let small = self.end - first.offset < SMALL_SEGMENT_BYTES;
+        let strictest = self.members.iter().map(|member| member.align).max().unwrap_or(1);
+        let modulus = if small { self.modulus.min(strictest.max(device.preferred_align)) } else { self.modulus };
+        let arena = congruent_up(layout.arena_bytes, self.residue % modulus, modulus);
+        let place = |member: &Member| arena + (member.offset - first.offset);
+        layout.arena_bytes = arena.checked_add(self.end - first.offset).ok_or_else(too_large)?;
+        for member in &self.members {
+            placements[member.index] = Some(placement(&wanted[member.index], place(member)));
+            if small {
+                let run = &wanted[member.index].runs[0];
+                layout.loose.push(Strided { at: place(member), ..*run });
+            }
+        }
+        if !small {
+            let (shard, file) = (first.shard, first.offset..self.end);
+            layout.segments.push(Segment { shard, file, arena, direct: self.direct });
+        }
+        Ok(())
+    }
+}
+
+/// The way for the reads of a range, by choice or by residency.
+fn route_of(range: Range<u64>, facts: &ShardFacts, choice: RouteChoice) -> Route {
+    let through_cache = || Route::Buffered;
+    match choice {
+        RouteChoice::Buffered => Route::Buffered,
+        RouteChoice::Mapped if facts.mappable => Route::Mapped,
+        RouteChoice::Mapped => Route::Buffered,
+        RouteChoice::Direct => facts.direct.map_or_else(through_cache, |_| Route::Direct),
+        RouteChoice::Auto if facts.direct.is_none() => through_cache(),
+        RouteChoice::Auto if facts.residency.share(range) >= WARM_SHARE => through_cache(),
+        RouteChoice::Auto => Route::Direct,
+    }
+}
+
+fn limits_of(route: Route, facts: &ShardFacts) -> Limits {
+    match route {
+        Route::Direct => facts.direct.unwrap_or(facts.cached),
+        _ => facts.cached,
+    }
+}
+
+/// Cuts a segment into reads at huge-page boundaries of the arena, rounded to blocks of the file. What would have to be
+/// read directly but cannot land in place goes through staging.
+fn cut_segment(segment: &Segment, facts: &ShardFacts, options: PlanOptions, transfers: &mut Vec<Transfer>) {
+    let block = facts.direct.map_or(1, |limits| limits.align);
+    let staged_max = staged_max(facts, options).max(1);
+    let mut offset = segment.file.start;
+    while offset < segment.file.end {
+        let arena = segment.arena + (offset - segment.file.start);
+        let longest = limits_of(Route::Direct, facts).max_read.max(facts.cached.max_read).max(HUGE_PAGE_BYTES);
+        let boundary = align_up(arena + 1, align_down(longest, HUGE_PAGE_BYTES)) - arena;
+        let aligned = align_down(offset + boundary, block);
+        let mut end = if aligned > offset { aligned } else { offset + boundary }.min(segment.file.end);
+        let route = route_of(offset..end, facts, options.route);
+        let in_place = route != Route::Direct || segment.direct;
+        if !in_place {
+            end = end.min(offset + staged_max);
+        }
+        let (shard, len) = (segment.shard, end - offset);
+        transfers.push(if in_place {
+            Transfer { shard, offset, len, route, landing: Landing::InPlace { arena } }
+        } else {
+            staged_transfer(shard, offset..end, route, facts, vec![(offset, Piece::contiguous(0, len), arena)])
+        });
+        offset = end;
+    }
+}
+
+/// The longest range of a file that one staging buffer takes, whatever its alignment.
+fn staged_max(facts: &ShardFacts, options: PlanOptions) -> u64 {
+    let block = facts.direct.map_or(1, |limits| limits.align);
+    options.buffer_bytes.saturating_sub(2 * (block - 1))
+}
+
+/// A staged read of `range`, widened to whole blocks for direct I/O. Pieces come with the file offset they start at.
+fn staged_transfer(
+    shard: ShardIndex,
+    range: Range<u64>,
+    route: Route,
+    facts: &ShardFacts,
+    pieces: Vec<(u64, Piece, u64)>,
+) -> Transfer {
+    let block = limits_of(route, facts).align;
+    let offset = align_down(range.start, block);
+    let end = align_up(range.end, block).min(facts.bytes.max(range.end));
+    let pieces = pieces
+        .into_iter()
+        .map(|(from, piece, arena)| PlacedPiece { piece: Piece { at: from - offset, ..piece }, arena })
+        .collect();
+    Transfer { shard, offset, len: end - offset, route, landing: Landing::Staged { pieces } }
+}
+
+/// Collects loose items into staged reads, in file order.
+struct Batches<'a> {
+    shards: &'a [ShardFacts],
+    options: PlanOptions,
+    transfers: Vec<Transfer>,
+    open: Option<Batch>,
+}
+
+struct Batch {
+    shard: ShardIndex,
+    file: Range<u64>,
+    pieces: Vec<(u64, Piece, u64)>,
+}
+
+impl Batches<'_> {
+    /// Adds an item: whole if it fits, else run by run, else cut.
+    fn add(&mut self, item: Item) -> Result<()> {
+        let facts = facts(self.shards, item.shard)?;
+        let (max, gap) = (staged_max(facts, self.options), limits_of(Route::Direct, facts).gap);
+        if max == 0 {
+            let (limit, found) = (self.options.buffer_bytes, facts.direct.map_or(1, |limits| limits.align) * 2);
+            let what = "the space that one block of direct I/O needs in a staging buffer".to_owned();
+            return Err(Error::Limit { what, limit, found, hint: Some("use larger --staging buffers".to_owned()) });
+        }
+        if item.run == 0 || item.count == 0 {
+            return Ok(());
+        }
+        let sparse = item.count > 1 && item.stride.saturating_sub(item.run) > gap;
+        let scattered = item.count > 1 && item.at_stride != item.run;
+        if sparse || scattered || item.run > max {
+            (0..item.count).for_each(|index| self.add_run(item.nth(index), max, gap));
+        } else {
+            self.add_rows(item, max, gap);
+        }
+        Ok(())
+    }
+
+    /// Adds one run, cut where it is longer than a buffer.
+    fn add_run(&mut self, run: Item, max: u64, gap: u64) {
+        let mut done = 0;
+        while done < run.run {
+            let len = (run.run - done).min(max);
+            self.push(run.shard, run.offset + done..run.offset + done + len, max, gap, |_| {
+                (Piece::contiguous(0, len), run.at + done)
+            });
+            done += len;
+        }
+    }
+
+    /// Adds runs that lie close together, as many in one read as fit.
+    fn add_rows(&mut self, item: Item, max: u64, gap: u64) {
+        let mut row = 0;
+        while row < item.count {
+            let fitting = (max - item.run) / item.stride.max(1) + 1;
+            let count = fitting.min(item.count - row);
+            let rows = Strided { count, ..item.nth(row) };
+            let rows = Strided { stride: item.stride, at_stride: item.at_stride, ..rows };
+            self.push(item.shard, rows.offset..rows.end(), max, gap, |_| {
+                (Piece { at: 0, run: rows.run, stride: rows.stride, count }, rows.at)
+            });
+            row += count;
+        }
+    }
+
+    /// Adds a piece to the open batch if it is near and fits, else to a new one.
+    fn push(&mut self, shard: ShardIndex, file: Range<u64>, max: u64, gap: u64, piece: impl Fn(()) -> (Piece, u64)) {
+        let fits = self.open.as_ref().is_some_and(|batch| {
+            batch.shard == shard
+                && file.start >= batch.file.start
+                && file.start <= batch.file.end.saturating_add(gap)
+                && file.end.max(batch.file.end) - batch.file.start <= max
+        });
+        if !fits {
+            self.close();
+        }
+        let (piece, arena) = piece(());
+        let batch = self.open.get_or_insert_with(|| Batch { shard, file: file.clone(), pieces: Vec::new() });
+        batch.file.end = batch.file.end.max(file.end);
+        batch.pieces.push((file.start, piece, arena));
+    }
+
+    fn close(&mut self) {
+        if let Some(batch) = self.open.take()
+            && let Some(facts) = self.shards.get(batch.shard as usize)
+        {
+            let route = route_of(batch.file.clone(), facts, self.options.route);
+            self.transfers.push(staged_transfer(batch.shard, batch.file, route, facts, batch.pieces));
+        }
+    }
+
+    fn finish(mut self) -> Vec<Transfer> {
+        self.close();
+        self.transfers
+    }
+}
+
+impl fmt::Display for LoadPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (staged, total) = (self.staged(), self.transfers.len());
+        writeln!(
+            f,
+            "{} tensors, {} bytes, in an arena of {} bytes",
+            self.placements.len(),
+            self.tensor_bytes(),
+            self.arena_bytes
+        )?;
+        writeln!(f, "{total} reads of {} bytes: {} in place, {staged} staged", self.read_bytes(), total - staged)?;
+        for route in [Route::Direct, Route::Buffered, Route::Mapped] {
+            let bytes = self.route_bytes(route);
+            if bytes > 0 {
+                writeln!(f, "  {route:?}: {bytes} bytes")?;
+            }
+        }
+        Ok(())
+    }
+}

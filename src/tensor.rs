@@ -1,0 +1,166 @@
+//! A loaded tensor: a name, a type, a shape and a view of the arena that keeps it alive.
+//!
+//! Typed access checks the element type and never copies; the arena aligned the bytes. Nothing here reads files.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytemuck::AnyBitPattern;
+
+use crate::device::View;
+use crate::digest::{Digest, Hasher};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+/// Bytes that are read back at a time for hashing.
+const READ_BACK_BYTES: usize = 1 << 20;
+
+/// A tensor in memory. Cloning is cheap and shares the memory; `Send` and `Sync`.
+#[derive(Clone)]
+pub struct Tensor {
+    name: Arc<str>,
+    dtype: Dtype,
+    shape: Arc<[u64]>,
+    view: View,
+}
+
+impl Tensor {
+    pub(crate) fn new(name: Arc<str>, dtype: Dtype, shape: Arc<[u64]>, view: View) -> Tensor {
+        Tensor { name, dtype, shape, view }
+    }
+
+    /// The name it was asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> &Dtype {
+        &self.dtype
+    }
+
+    /// Elements along each dimension, outermost first; empty for a scalar.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.view.len()
+    }
+
+    /// Whether the tensor has no element.
+    pub fn is_empty(&self) -> bool {
+        self.view.is_empty()
+    }
+
+    /// The elements, row-major, little-endian, where the host can address them.
+    ///
+    /// # Errors
+    /// When the tensor lies on a device that the host cannot address.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        self.view.bytes().ok_or_else(|| Error::Device {
+            device: "device".to_owned(),
+            op: "borrow bytes",
+            message: format!("tensor {:?} is not in host memory; use `download`", self.name),
+        })
+    }
+
+    /// The elements as a slice of `T`: `f32`, [`half::bf16`], `u8`, ….
+    ///
+    /// # Errors
+    /// When `T` is not the element type of the tensor, or the tensor is not in host memory.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        if !T::holds(&self.dtype) {
+            let what = format!("tensor {:?} holds {}, not {}", self.name, self.dtype, std::any::type_name::<T>());
+            return Err(Error::Request { what, hint: None });
+        }
+        bytemuck::try_cast_slice(self.bytes()?).map_err(|why| Error::Request {
+            what: format!("tensor {:?} cannot be viewed as {}: {why}", self.name, std::any::type_name::<T>()),
+            hint: None,
+        })
+    }
+
+    /// Copies the elements into host memory, from wherever they are.
+    ///
+    /// # Errors
+    /// When the device refuses, or keeps nothing.
+    pub fn download(&self) -> Result<Vec<u8>> {
+        let len = usize::try_from(self.len()).map_err(|_| Error::Poisoned { what: "a tensor above the word size" })?;
+        let mut bytes = vec![0; len];
+        self.view.download(0..self.len(), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// SHA-256 of the elements' bytes, read back from the device.
+    ///
+    /// # Errors
+    /// When the device refuses, or keeps nothing.
+    pub fn sha256(&self) -> Result<Digest> {
+        if let Some(bytes) = self.view.bytes() {
+            return Ok(Digest::of(bytes));
+        }
+        let mut hasher = Hasher::new();
+        let mut chunk = vec![0; READ_BACK_BYTES];
+        let mut done = 0;
+        while done < self.len() {
+            let len = (self.len() - done).min(READ_BACK_BYTES as u64);
+            let part = chunk.get_mut(..len as usize).ok_or(Error::Poisoned { what: "the read-back buffer" })?;
+            self.view.download(done..done + len, part)?;
+            hasher.update(part);
+            done += len;
+        }
+        Ok(hasher.finish())
+    }
+
+    /// Where the bytes lie in their arena.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({:?}, {}, {:?})", self.name, self.dtype, self.shape)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that a tensor's elements can be seen as.
+pub trait Element: AnyBitPattern + sealed::Sealed {
+    /// Whether elements of `dtype` have this representation.
+    fn holds(dtype: &Dtype) -> bool;
+}
+
+macro_rules! elements {
+    ($($type:ty: $($dtype:ident)|+;)*) => {
+        $(
+            impl sealed::Sealed for $type {}
+            impl Element for $type {
+                fn holds(dtype: &Dtype) -> bool {
+                    matches!(dtype, $(Dtype::$dtype)|+)
+                }
+            }
+        )*
+    };
+}
+
+elements! {
+    // Types without a Rust counterpart are seen as their bytes; BOOL too, since a byte that is neither 0 nor 1 is no `bool`.
+    u8: U8 | Bool | F4 | F6_E2M3 | F6_E3M2 | F8_E5M2 | F8_E4M3 | F8_E4M3FNUZ | F8_E5M2FNUZ | F8_E8M0;
+    i8: I8;
+    u16: U16;
+    i16: I16;
+    half::f16: F16;
+    half::bf16: BF16;
+    u32: U32;
+    i32: I32;
+    f32: F32;
+    u64: U64;
+    i64: I64;
+    f64: F64;
+    [f32; 2]: C64;
+}
