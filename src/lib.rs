@@ -17,3 +17,6 @@ pub mod staging;
 pub mod tensor;
 
 pub use error::{Error, Fault, Result};
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -538,18 +538,26 @@ struct Batches<'a> {
     open: Option<Batch>,
 }
 
+/// A staged read in the making: pieces come with the file offset they start at, and with their place in the arena.
 struct Batch {
     shard: ShardIndex,
     file: Range<u64>,
     pieces: Vec<(u64, Piece, u64)>,
 }
 
+/// What a batch may become: bytes in all, and bytes between two pieces.
+#[derive(Clone, Copy)]
+struct Room {
+    max: u64,
+    gap: u64,
+}
+
 impl Batches<'_> {
-    /// Adds an item: whole if it fits, else run by run, else cut.
+    /// Adds an item: rows that lie close together as they are, others run by run, long runs cut.
     fn add(&mut self, item: Item) -> Result<()> {
         let facts = facts(self.shards, item.shard)?;
-        let (max, gap) = (staged_max(facts, self.options), limits_of(Route::Direct, facts).gap);
-        if max == 0 {
+        let room = Room { max: staged_max(facts, self.options), gap: limits_of(Route::Direct, facts).gap };
+        if room.max == 0 {
             let (limit, found) = (self.options.buffer_bytes, facts.direct.map_or(1, |limits| limits.align) * 2);
             let what = "the space that one block of direct I/O needs in a staging buffer".to_owned();
             return Err(Error::Limit { what, limit, found, hint: Some("use larger --staging buffers".to_owned()) });
@@ -557,55 +565,52 @@ impl Batches<'_> {
         if item.run == 0 || item.count == 0 {
             return Ok(());
         }
-        let sparse = item.count > 1 && item.stride.saturating_sub(item.run) > gap;
+        let sparse = item.count > 1 && item.stride.saturating_sub(item.run) > room.gap;
         let scattered = item.count > 1 && item.at_stride != item.run;
-        if sparse || scattered || item.run > max {
-            (0..item.count).for_each(|index| self.add_run(item.nth(index), max, gap));
+        if sparse || scattered || item.run > room.max {
+            (0..item.count).for_each(|index| self.add_run(item.nth(index), room));
         } else {
-            self.add_rows(item, max, gap);
+            self.add_rows(item, room);
         }
         Ok(())
     }
 
     /// Adds one run, cut where it is longer than a buffer.
-    fn add_run(&mut self, run: Item, max: u64, gap: u64) {
+    fn add_run(&mut self, run: Item, room: Room) {
         let mut done = 0;
         while done < run.run {
-            let len = (run.run - done).min(max);
-            self.push(run.shard, run.offset + done..run.offset + done + len, max, gap, |_| {
-                (Piece::contiguous(0, len), run.at + done)
-            });
+            let len = (run.run - done).min(room.max);
+            let file = run.offset + done..run.offset + done + len;
+            self.push(run.shard, file, Piece::contiguous(0, len), run.at + done, room);
             done += len;
         }
     }
 
-    /// Adds runs that lie close together, as many in one read as fit.
-    fn add_rows(&mut self, item: Item, max: u64, gap: u64) {
+    /// Adds rows, as many in one read as fit.
+    fn add_rows(&mut self, item: Item, room: Room) {
+        let fitting = (room.max - item.run) / item.stride.max(1) + 1;
         let mut row = 0;
         while row < item.count {
-            let fitting = (max - item.run) / item.stride.max(1) + 1;
+            let first = item.nth(row);
             let count = fitting.min(item.count - row);
-            let rows = Strided { count, ..item.nth(row) };
-            let rows = Strided { stride: item.stride, at_stride: item.at_stride, ..rows };
-            self.push(item.shard, rows.offset..rows.end(), max, gap, |_| {
-                (Piece { at: 0, run: rows.run, stride: rows.stride, count }, rows.at)
-            });
+            let rows = Strided { count, stride: item.stride, at_stride: item.at_stride, ..first };
+            let piece = Piece { at: 0, run: rows.run, stride: rows.stride, count };
+            self.push(item.shard, rows.offset..rows.end(), piece, rows.at, room);
             row += count;
         }
     }
 
     /// Adds a piece to the open batch if it is near and fits, else to a new one.
-    fn push(&mut self, shard: ShardIndex, file: Range<u64>, max: u64, gap: u64, piece: impl Fn(()) -> (Piece, u64)) {
+    fn push(&mut self, shard: ShardIndex, file: Range<u64>, piece: Piece, arena: u64, room: Room) {
         let fits = self.open.as_ref().is_some_and(|batch| {
             batch.shard == shard
                 && file.start >= batch.file.start
-                && file.start <= batch.file.end.saturating_add(gap)
-                && file.end.max(batch.file.end) - batch.file.start <= max
+                && file.start <= batch.file.end.saturating_add(room.gap)
+                && file.end.max(batch.file.end) - batch.file.start <= room.max
         });
         if !fits {
             self.close();
         }
-        let (piece, arena) = piece(());
         let batch = self.open.get_or_insert_with(|| Batch { shard, file: file.clone(), pieces: Vec::new() });
         batch.file.end = batch.file.end.max(file.end);
         batch.pieces.push((file.start, piece, arena));

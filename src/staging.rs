@@ -119,11 +119,11 @@ mod tests {
         let pool = StagingPool::new(3, 4096).unwrap();
         let mut held: Vec<_> = std::iter::from_fn(|| pool.acquire()).collect();
         assert_eq!((held.len(), pool.available()), (3, 0));
-        for (value, buffer) in held.iter_mut().enumerate() {
-            buffer.bytes_mut().fill(value as u8 + 1);
+        for (value, buffer) in (1u8..).zip(&mut held) {
+            buffer.bytes_mut().fill(value);
         }
-        for (value, buffer) in held.iter().enumerate() {
-            assert!(buffer.bytes().iter().all(|&b| b == value as u8 + 1));
+        for (value, buffer) in (1u8..).zip(&held) {
+            assert!(buffer.bytes().iter().all(|&byte| byte == value));
         }
         let first = held.remove(0).index();
         assert_eq!(pool.available(), 1);

@@ -24,6 +24,11 @@ pub trait Memory: Send + Sync {
         self.len() == 0
     }
 
+    /// The device's own address of the first byte, where it has addresses.
+    fn address(&self) -> Option<u64> {
+        None
+    }
+
     /// Copies `range` back into host memory; `target` has its length.
     ///
     /// # Errors
@@ -143,6 +148,14 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) })
     }
 
+    /// The device's own address of the region's first byte, where it has addresses.
+    pub fn address(&self) -> Option<u64> {
+        match &self.shared.backing {
+            Backing::Host(_) => None,
+            Backing::Device(memory) => memory.address().map(|first| first + self.range().start),
+        }
+    }
+
     /// Makes the pages of the region resident, so that whoever fills it meets no page fault. Host memory only.
     pub fn populate(&self) {
         if let (Backing::Host(block), Some(range)) = (&self.shared.backing, host_range(&self.range())) {
@@ -258,10 +271,10 @@ mod tests {
     #[test]
     fn overlap_and_escape_are_refused() {
         assert!(arena(10).carve(&[0..4, 3..5]).is_err());
-        assert!(arena(10).carve(&[5..11]).is_err());
+        assert!(arena(10).carve(std::slice::from_ref(&(5..11))).is_err());
         #[allow(clippy::reversed_empty_ranges)]
         let backwards = 5..4;
-        assert!(arena(10).carve(&[backwards]).is_err());
+        assert!(arena(10).carve(std::slice::from_ref(&backwards)).is_err());
         assert!(arena(10).carve(&[6..10, 0..3, 3..6]).is_ok());
     }
 
@@ -281,14 +294,14 @@ mod tests {
 
     #[test]
     fn a_region_that_was_dropped_unfinished_stays_unreadable() {
-        let (regions, written) = arena(8).carve(&[0..8]).unwrap();
+        let (regions, written) = arena(8).carve(std::slice::from_ref(&(0..8))).unwrap();
         drop(regions);
         assert!(written.view(0..1).is_none());
     }
 
     #[test]
     fn a_view_outlives_its_arena_handle() {
-        let (regions, written) = arena(8).carve(&[0..8]).unwrap();
+        let (regions, written) = arena(8).carve(std::slice::from_ref(&(0..8))).unwrap();
         regions.into_iter().for_each(Region::finish);
         let view = written.view(2..6).unwrap();
         drop(written);

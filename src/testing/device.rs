@@ -1,0 +1,241 @@
+//! A device that is as late as it may be, and the suite that every device passes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::device::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, Upload};
+use crate::error::{Error, Result};
+use crate::staging::{StagingBuffer, StagingPool};
+
+/// Memory that the host cannot address, written only when an upload is waited for: whoever reuses a buffer before its
+/// upload is over gets wrong bytes. Polls say "not yet" in a pattern that the seed decides.
+#[derive(Debug, Clone)]
+pub struct LazyDevice {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    seed: AtomicU64,
+    fail_upload: Option<u64>,
+    uploads: AtomicU64,
+    free_bytes: Option<u64>,
+    next_address: AtomicU64,
+    live_bytes: AtomicU64,
+    memories: Mutex<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl LazyDevice {
+    /// A device whose polls follow `seed`.
+    pub fn new(seed: u64) -> LazyDevice {
+        LazyDevice::with(seed, None, None)
+    }
+
+    /// The same, with upload number `fail_upload` (from 0) failing when it is waited for.
+    pub fn failing(seed: u64, fail_upload: u64) -> LazyDevice {
+        LazyDevice::with(seed, Some(fail_upload), None)
+    }
+
+    /// The same, with no more than `free_bytes` of memory.
+    pub fn small(free_bytes: u64) -> LazyDevice {
+        LazyDevice::with(1, None, Some(free_bytes))
+    }
+
+    fn with(seed: u64, fail_upload: Option<u64>, free_bytes: Option<u64>) -> LazyDevice {
+        let inner = Inner {
+            seed: AtomicU64::new(seed | 1),
+            fail_upload,
+            uploads: AtomicU64::new(0),
+            free_bytes,
+            next_address: AtomicU64::new(1 << 40),
+            live_bytes: AtomicU64::new(0),
+            memories: Mutex::default(),
+        };
+        LazyDevice { inner: Arc::new(inner) }
+    }
+
+    /// Bytes that are allocated now.
+    pub fn live_bytes(&self) -> u64 {
+        self.inner.live_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Inner {
+    fn roll(&self) -> u64 {
+        let step = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| Some(step(state))).unwrap() >> 33
+    }
+
+    /// The allocation that holds `address`, and the offset in it.
+    fn write(&self, address: u64, bytes: &[u8]) {
+        let mut memories = self.memories.lock().unwrap();
+        let (first, memory) = memories.range_mut(..=address).next_back().expect("an address of this device");
+        let at = usize::try_from(address - first).unwrap();
+        memory[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Device for LazyDevice {
+    fn name(&self) -> String {
+        "lazy".to_owned()
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits { host_visible: false, keeps: true, align: 256, preferred_align: 256, streams: 1 }
+    }
+
+    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+        StagingPool::new(count, buffer_bytes).map_err(|error| Error::io("allocate", "staging", error))
+    }
+
+    fn alloc(&self, bytes: u64) -> Result<Arena> {
+        if let Some(free) = self.inner.free_bytes.filter(|&free| free < bytes) {
+            return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(free) });
+        }
+        let span = bytes.next_multiple_of(4096) + 4096;
+        let address = self.inner.next_address.fetch_add(span, Ordering::Relaxed);
+        // Never zero: bytes that nobody wrote must not look like data.
+        self.inner.memories.lock().unwrap().insert(address, vec![0xA5; usize::try_from(bytes).unwrap()]);
+        self.inner.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Arena::device(Box::new(LazyMemory { inner: Arc::clone(&self.inner), address, bytes })))
+    }
+
+    fn stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(LazyStream { inner: Arc::clone(&self.inner) }))
+    }
+}
+
+struct LazyMemory {
+    inner: Arc<Inner>,
+    address: u64,
+    bytes: u64,
+}
+
+impl Memory for LazyMemory {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn address(&self) -> Option<u64> {
+        Some(self.address)
+    }
+
+    fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()> {
+        let memories = self.inner.memories.lock().unwrap();
+        let start = usize::try_from(range.start).unwrap();
+        target.copy_from_slice(&memories[&self.address][start..start + target.len()]);
+        Ok(())
+    }
+}
+
+impl Drop for LazyMemory {
+    fn drop(&mut self) {
+        self.inner.memories.lock().unwrap().remove(&self.address);
+        self.inner.live_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+struct LazyStream {
+    inner: Arc<Inner>,
+}
+
+impl Stream for LazyStream {
+    fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
+        let number = self.inner.uploads.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(LazyUpload { inner: Arc::clone(&self.inner), number, buffer, pieces }))
+    }
+}
+
+struct LazyUpload {
+    inner: Arc<Inner>,
+    number: u64,
+    buffer: StagingBuffer,
+    pieces: Vec<(Piece, Region)>,
+}
+
+impl Upload for LazyUpload {
+    fn is_done(&mut self) -> bool {
+        self.inner.roll().is_multiple_of(3)
+    }
+
+    fn finish(self: Box<Self>) -> Result<(StagingBuffer, Vec<Region>)> {
+        let LazyUpload { inner, number, buffer, pieces } = *self;
+        if inner.fail_upload == Some(number) {
+            let message = "planned failure".to_owned();
+            return Err(Error::Device { device: "lazy".to_owned(), op: "upload", message });
+        }
+        for (piece, region) in &pieces {
+            for run in 0..piece.count {
+                let at = usize::try_from(piece.at + run * piece.stride).unwrap();
+                let bytes = &buffer.bytes()[at..at + usize::try_from(piece.run).unwrap()];
+                inner.write(region.address().unwrap() + run * piece.run, bytes);
+            }
+        }
+        Ok((buffer, pieces.into_iter().map(|(_, region)| region).collect()))
+    }
+}
+
+/// What every device must do. Panics with what is wrong.
+pub fn device_conformance(device: &dyn Device) {
+    let limits = device.limits();
+    assert!(limits.align.is_power_of_two() && limits.preferred_align >= limits.align, "{limits:?}");
+    assert!(limits.keeps || !limits.host_visible, "what the host can see is kept");
+    uploads_arrive(device);
+    an_arena_may_be_empty(device);
+    an_impossible_arena_is_an_error(device);
+}
+
+/// Pieces of several shapes arrive where they belong, and the buffer comes back.
+fn uploads_arrive(device: &dyn Device) {
+    const LEN: u64 = 10_000;
+    let pool = device.staging(2, 4096).unwrap();
+    let mut stream = device.stream().unwrap();
+    let pieces = [
+        (Piece::contiguous(0, 4096), 0),
+        (Piece::contiguous(5, 100), 5000),
+        (Piece { at: 3, run: 7, stride: 13, count: 20 }, 6001),
+        (Piece::contiguous(0, 0), 9999),
+    ];
+    let ranges: Vec<_> = pieces.iter().map(|(piece, at)| *at..*at + piece.len()).collect();
+    let (regions, written) = device.alloc(LEN).unwrap().carve(&ranges).unwrap();
+    let mut expected = Vec::new();
+    for (round, ((piece, at), region)) in pieces.into_iter().zip(regions).enumerate() {
+        let mut buffer = pool.acquire().expect("a finished upload gives its buffer back");
+        for (index, byte) in buffer.bytes_mut().iter_mut().enumerate() {
+            *byte = u8::try_from((index * 7 + round * 31) % 251).unwrap();
+        }
+        let runs = (0..piece.count).map(|run| usize::try_from(piece.at + run * piece.stride).unwrap());
+        let bytes = runs.flat_map(|from| buffer.bytes()[from..from + usize::try_from(piece.run).unwrap()].to_vec());
+        expected.push((at, bytes.collect::<Vec<u8>>()));
+        assert!(written.view(at..at + 1).is_none() || piece.is_empty(), "readable before it is written");
+        let mut upload = stream.upload(buffer, vec![(piece, region)]).unwrap();
+        upload.is_done();
+        let (buffer, regions) = upload.finish().unwrap();
+        drop(buffer);
+        regions.into_iter().for_each(Region::finish);
+    }
+    assert_eq!(pool.available(), 2);
+    for (at, bytes) in expected {
+        let view = written.view(at..at + bytes.len() as u64).expect("everything was written");
+        let mut back = vec![0; bytes.len()];
+        match view.download(0..view.len(), &mut back) {
+            Ok(()) if device.limits().keeps => assert!(back == bytes, "wrong bytes at {at}"),
+            Ok(()) => assert!(view.is_empty() || view.bytes().is_none(), "a device that keeps nothing gave bytes"),
+            Err(_) => assert!(!device.limits().keeps, "the bytes at {at} cannot be read back"),
+        }
+    }
+}
+
+fn an_arena_may_be_empty(device: &dyn Device) {
+    let (regions, written) = device.alloc(0).unwrap().carve(&[]).unwrap();
+    assert!(regions.is_empty());
+    assert_eq!(written.view(0..0).expect("nothing is always there").len(), 0);
+}
+
+fn an_impossible_arena_is_an_error(device: &dyn Device) {
+    if device.limits().host_visible {
+        assert!(device.alloc(u64::MAX / 2).is_err(), "an arena of 2^63 bytes");
+    }
+}

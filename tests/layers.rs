@@ -1,0 +1,124 @@
+//! The layers hold: a file names only its own room and rooms below it. Reads the sources, so it cannot be argued with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Rooms from the bottom up; those of one line do not know each other.
+const LAYERS: &[&[&str]] = &[
+    &["dtype", "extent", "digest"],
+    &["fault"],
+    &["error"],
+    &["host", "os"],
+    &["staging"],
+    &["device"],
+    &["source"],
+    &["checkpoint", "estimate"],
+    &["plan"],
+    &["tensor", "report"],
+    &["load"],
+    &["view"],
+    &["testing"],
+    &["cli"],
+];
+
+/// Names that `lib.rs` re-exports for users; inside the crate the room itself is named.
+const REEXPORTS: &[(&str, &str)] = &[("Error", "error"), ("Result", "error"), ("Fault", "fault")];
+
+fn layer(room: &str) -> usize {
+    let at = LAYERS.iter().position(|rooms| rooms.contains(&room));
+    at.unwrap_or_else(|| panic!("room {room:?} has no layer: give it one in this test and in ARCHITECTURE.md"))
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn all_sources() -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    sources(&root, &mut found);
+    let relative = |path: &PathBuf| path.strip_prefix(&root).unwrap().to_owned();
+    found.iter().map(|path| (relative(path), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// The room of a file: its folder, or its own name at the top.
+fn room_of(path: &Path) -> String {
+    let first = path.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+/// The rooms that the code of a file names by `crate::` or, in the program, `vramp::`; comments and unit tests aside.
+fn named_rooms(text: &str) -> Vec<(usize, String)> {
+    let mut named = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if code.trim() == "mod tests {" {
+            break;
+        }
+        for path in ["crate::", "vramp::"] {
+            for (at, _) in code.match_indices(path) {
+                let rest = &code[at + path.len()..];
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                if end > 0 {
+                    let name = &rest[..end];
+                    let room = REEXPORTS.iter().find(|(export, _)| *export == name).map_or(name, |(_, room)| room);
+                    named.push((number + 1, room.to_owned()));
+                }
+            }
+        }
+    }
+    named
+}
+
+#[test]
+fn every_file_names_only_its_own_room_and_lower_ones() {
+    let mut wrong = Vec::new();
+    for (path, text) in all_sources() {
+        let room = room_of(&path);
+        if room == "lib" || room == "main" {
+            continue;
+        }
+        let own = layer(&room);
+        let above = named_rooms(&text).into_iter().filter(|(_, named)| *named != room && layer(named) >= own);
+        wrong.extend(above.map(|(line, named)| format!("src/{}:{line} names {named}", path.display())));
+    }
+    assert!(wrong.is_empty(), "a room may name only itself and lower layers:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let silent: Vec<_> = all_sources().into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|f| f.0).collect();
+    assert!(silent.is_empty(), "files without a heading: {silent:?}");
+}
+
+#[test]
+fn unsafe_code_lives_only_in_its_rooms() {
+    const ROOMS: &[&str] =
+        &["host.rs", "os.rs", "staging.rs", "device/region.rs", "source/mmap.rs", "source/uring.rs", "view.rs"];
+    for (path, text) in all_sources() {
+        let opts_in = text.contains("allow(unsafe_code)");
+        let named = ROOMS.iter().any(|room| path == Path::new(room));
+        assert!(!opts_in || named, "src/{} opts in to unsafe code but is no room for it", path.display());
+    }
+}
+
+#[test]
+fn the_library_reads_no_environment_and_prints_nothing() {
+    for (path, text) in all_sources() {
+        let room = room_of(&path);
+        if room == "cli" || room == "main" {
+            continue;
+        }
+        let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        for word in ["env::var", "println!", "eprintln!"] {
+            assert!(!code.contains(word), "src/{} uses {word}", path.display());
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The plan against a naive reader: for random files, selections, limits and residencies, carrying the plan out byte by byte
+//! gives each tensor its bytes, each written once, within the limits of both sides, whatever the order of the input.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use vramp::device::DeviceLimits;
+use vramp::dtype::Dtype;
+use vramp::extent::{Extent, Strided};
+use vramp::plan::{Landing, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted, plan};
+use vramp::source::{Limits, Residency, Route};
+
+#[derive(Debug, Clone)]
+struct Case {
+    files: Vec<Vec<u8>>,
+    facts: Vec<ShardFacts>,
+    wanted: Vec<Wanted>,
+    device: DeviceLimits,
+    options: PlanOptions,
+}
+
+/// The bytes a tensor must have, straight from its runs.
+fn naive(case: &Case, wanted: &Wanted) -> Vec<u8> {
+    let mut bytes = vec![0; wanted.bytes as usize];
+    for runs in &wanted.runs {
+        for run in (0..runs.count).map(|index| runs.nth(index)) {
+            let from = &case.files[run.shard as usize][run.offset as usize..(run.offset + run.run) as usize];
+            bytes[run.at as usize..(run.at + run.run) as usize].copy_from_slice(from);
+        }
+    }
+    bytes
+}
+
+/// Carries the plan out: the arena, and how often each byte of it was written.
+fn carry_out(case: &Case, plan: &LoadPlan) -> (Vec<u8>, Vec<u8>) {
+    let mut arena = vec![0; plan.arena_bytes as usize];
+    let mut writes = vec![0; plan.arena_bytes as usize];
+    let mut write = |at: u64, bytes: &[u8]| {
+        for (index, byte) in bytes.iter().enumerate() {
+            arena[at as usize + index] = *byte;
+            writes[at as usize + index] += 1;
+        }
+    };
+    for transfer in &plan.transfers {
+        let read = &case.files[transfer.shard as usize][transfer.offset as usize..][..transfer.len as usize];
+        match &transfer.landing {
+            Landing::InPlace { arena } => write(*arena, read),
+            Landing::Staged { pieces } => {
+                for placed in pieces {
+                    for run in 0..placed.piece.count {
+                        let at = (placed.piece.at + run * placed.piece.stride) as usize;
+                        write(placed.arena + run * placed.piece.run, &read[at..at + placed.piece.run as usize]);
+                    }
+                }
+            }
+        }
+    }
+    (arena, writes)
+}
+
+fn check(case: &Case) -> Result<(), TestCaseError> {
+    let plan = plan(&case.wanted, &case.facts, case.device, case.options).unwrap();
+    let (arena, writes) = carry_out(case, &plan);
+    prop_assert_eq!(plan.placements.len(), case.wanted.len());
+    for (wanted, placed) in case.wanted.iter().zip(&plan.placements) {
+        prop_assert_eq!(&wanted.name, &placed.name);
+        let range = placed.arena as usize..(placed.arena + placed.bytes) as usize;
+        prop_assert!(arena[range.clone()] == naive(case, wanted), "{} of {:#?}", wanted.name, plan);
+        prop_assert!(writes[range].iter().all(|&count| count == 1), "a byte of {} not written once", wanted.name);
+        let align = wanted.dtype.alignment().max(case.device.align);
+        prop_assert!(placed.arena.is_multiple_of(align), "{} at {}", wanted.name, placed.arena);
+    }
+    prop_assert!(writes.iter().all(|&count| count <= 1));
+    for transfer in &plan.transfers {
+        let facts = &case.facts[transfer.shard as usize];
+        prop_assert!(transfer.len > 0 && transfer.offset + transfer.len <= facts.bytes);
+        if transfer.route == Route::Direct {
+            let limits = facts.direct.unwrap();
+            if let Landing::InPlace { arena } = transfer.landing {
+                prop_assert_eq!(arena % limits.memory_align, transfer.offset % limits.memory_align);
+            } else {
+                prop_assert!(transfer.offset.is_multiple_of(limits.align));
+                let end = transfer.offset + transfer.len;
+                prop_assert!(end.is_multiple_of(limits.align) || end == facts.bytes);
+            }
+        }
+        match &transfer.landing {
+            Landing::Staged { .. } => prop_assert!(transfer.len <= case.options.buffer_bytes),
+            Landing::InPlace { .. } => prop_assert!(case.device.host_visible),
+        }
+    }
+    Ok(())
+}
+
+fn dtype() -> impl Strategy<Value = Dtype> {
+    prop::sample::select(vec![Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::F64])
+}
+
+/// How a tensor of a file is selected: whole, not at all, or rows cut to a part of their columns.
+#[derive(Debug, Clone)]
+enum Choice {
+    Whole,
+    Nothing,
+    Columns { rows: u64, start: u64, width: u64 },
+}
+
+fn choice() -> impl Strategy<Value = Choice> {
+    prop_oneof![
+        6 => Just(Choice::Whole),
+        2 => Just(Choice::Nothing),
+        2 => (1..9u64, 0..64u64, 1..64u64).prop_map(|(rows, start, width)| Choice::Columns { rows, start, width }),
+    ]
+}
+
+fn tensor() -> impl Strategy<Value = (Dtype, u64, Choice)> {
+    let elements = prop_oneof![8 => 0..200u64, 2 => 1000..70_000u64, 1 => 100_000..400_000u64];
+    (dtype(), elements, choice())
+}
+
+fn limits(direct: bool) -> impl Strategy<Value = Option<Limits>> {
+    let some = (prop::sample::select(vec![512u64, 4096]), prop::sample::select(vec![4u64, 64, 512, 4096])).prop_map(
+        |(align, memory_align)| Some(Limits { align, memory_align, max_read: 256 << 10, gap: 4096, depth: 4 }),
+    );
+    if direct { some.boxed() } else { prop_oneof![Just(None), some].boxed() }
+}
+
+fn residency(bytes: u64) -> impl Strategy<Value = Residency> {
+    let granule = 64 << 10;
+    let granules = prop::collection::vec(any::<bool>(), bytes.div_ceil(granule) as usize);
+    prop_oneof![
+        Just(Residency::none(bytes)),
+        Just(Residency::all(bytes)),
+        granules.prop_map(move |all| {
+            let resident = all.iter().enumerate();
+            let resident = resident.map(|(i, &warm)| if warm { (bytes - i as u64 * granule).min(granule) } else { 0 });
+            Residency::from_granules(bytes, granule, resident.collect())
+        }),
+    ]
+}
+
+fn file(shard: u32) -> impl Strategy<Value = (Vec<u8>, ShardFacts, Vec<Wanted>)> {
+    (8..2000u64, prop::collection::vec(tensor(), 0..12)).prop_flat_map(move |(header, tensors)| {
+        let (mut offset, mut wanted) = (header, Vec::new());
+        for (index, (dtype, elements, choice)) in tensors.into_iter().enumerate() {
+            let bytes = elements * dtype.bits().unwrap() / 8;
+            wanted.extend(want(shard, index, dtype, offset, bytes, choice));
+            offset += bytes;
+        }
+        let mut bytes: Vec<u8> = Vec::with_capacity(offset as usize);
+        bytes.extend((0..offset).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ shard as u8));
+        let facts = (limits(false), residency(offset), any::<bool>()).prop_map(move |(direct, residency, mappable)| {
+            let cached = Limits { align: 1, memory_align: 1, max_read: 256 << 10, gap: 4096, depth: 4 };
+            ShardFacts { bytes: offset, residency, direct, cached, mappable }
+        });
+        (Just(bytes), facts, Just(wanted))
+    })
+}
+
+fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice: Choice) -> Option<Wanted> {
+    let whole = Strided::contiguous(Extent { shard, offset, len: bytes }, 0);
+    let runs = match choice {
+        Choice::Nothing => return None,
+        Choice::Whole if bytes == 0 => Vec::new(),
+        Choice::Whole => vec![whole],
+        Choice::Columns { rows, start, width } => {
+            let pitch = bytes / rows;
+            let run = width.min(pitch.saturating_sub(start));
+            let columns = Strided { offset: offset + start, run, stride: pitch, count: rows, at_stride: run, ..whole };
+            if run == 0 { Vec::new() } else { vec![columns] }
+        }
+    };
+    let bytes = runs.iter().map(|run| run.run * run.count).sum();
+    // Column slices here are bytes of any width, so they are bytes.
+    let dtype = if runs.iter().any(|run| run.count > 1) { Dtype::U8 } else { dtype };
+    let name: Arc<str> = format!("{shard}.{index}").into();
+    Some(Wanted { name, aliases: Vec::new(), dtype, shape: vec![bytes], bytes, runs })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let device = (any::<bool>(), prop::sample::select(vec![1u64, 64, 256])).prop_map(|(host_visible, align)| {
+        let preferred_align = align.max(64);
+        DeviceLimits { host_visible, keeps: true, align, preferred_align, streams: 1 }
+    });
+    let route = prop::sample::select(vec![
+        RouteChoice::Auto,
+        RouteChoice::Auto,
+        RouteChoice::Direct,
+        RouteChoice::Buffered,
+        RouteChoice::Mapped,
+    ]);
+    let buffer = prop::sample::select(vec![16u64 << 10, 64 << 10, 1 << 20]);
+    (
+        prop::collection::vec(Just(()), 1..4).prop_flat_map(|n| (0..n.len() as u32).map(file).collect::<Vec<_>>()),
+        device,
+        route,
+        buffer,
+    )
+        .prop_map(|(files, device, route, buffer_bytes)| {
+            let mut case = Case {
+                files: Vec::new(),
+                facts: Vec::new(),
+                wanted: Vec::new(),
+                device,
+                options: PlanOptions { route, buffer_bytes },
+            };
+            for (bytes, facts, wanted) in files {
+                case.files.push(bytes);
+                case.facts.push(facts);
+                case.wanted.extend(wanted);
+            }
+            case
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_plan_brings_each_selected_byte_once(case in case()) {
+        check(&case)?;
+    }
+
+    #[test]
+    fn the_order_of_the_input_does_not_matter(case in case(), seed in any::<u64>()) {
+        let before = plan(&case.wanted, &case.facts, case.device, case.options).unwrap();
+        let mut shuffled = case.clone();
+        let mut state = seed | 1;
+        for i in (1..shuffled.wanted.len()).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            shuffled.wanted.swap(i, (state >> 33) as usize % (i + 1));
+        }
+        let after = plan(&shuffled.wanted, &shuffled.facts, case.device, case.options).unwrap();
+        check(&shuffled)?;
+        prop_assert_eq!(before.arena_bytes, after.arena_bytes);
+        prop_assert_eq!(before.transfers.len(), after.transfers.len());
+    }
+}
+
+fn whole(name: &str, dtype: Dtype, offset: u64, len: u64) -> Wanted {
+    let runs = vec![Strided::contiguous(Extent { shard: 0, offset, len }, 0)];
+    Wanted { name: name.into(), aliases: Vec::new(), dtype, shape: vec![len], bytes: len, runs }
+}
+
+fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
+    let cached = Limits { align: 1, memory_align: 1, max_read: 4 << 20, gap: 64 << 10, depth: 4 };
+    let direct = Some(Limits { align: 512, memory_align, max_read: 4 << 20, gap: 64 << 10, depth: 4 });
+    ShardFacts { bytes, residency, direct, cached, mappable: true }
+}
+
+const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, preferred_align: 64, streams: 1 };
+const AUTO: PlanOptions = PlanOptions { route: RouteChoice::Auto, buffer_bytes: 4 << 20 };
+
+#[test]
+fn a_cold_file_lands_in_place_and_a_half_warm_one_takes_both_roads() {
+    let bytes = (64 << 20) + 1000;
+    let tensors = [whole("a", Dtype::BF16, 1000, 32 << 20), whole("b", Dtype::BF16, 1000 + (32 << 20), 32 << 20)];
+    let cold = plan(&tensors, &[local(512, Residency::none(bytes), bytes)], CPU, AUTO).unwrap();
+    assert_eq!((cold.staged(), cold.route_bytes(Route::Direct)), (0, 64 << 20));
+    assert!(cold.transfers.len() <= 18, "{}", cold.transfers.len());
+    let granules = (0..17u64).map(|i| if i < 8 { 4 << 20 } else { 0 }).collect();
+    let half = Residency::from_granules(bytes, 4 << 20, granules);
+    let mixed = plan(&tensors, &[local(512, half, bytes)], CPU, AUTO).unwrap();
+    assert_eq!(mixed.staged(), 0);
+    assert!(mixed.route_bytes(Route::Direct) >= 30 << 20 && mixed.route_bytes(Route::Buffered) >= 27 << 20);
+}
+
+#[test]
+fn alignment_is_free_where_the_storage_permits() {
+    // A header of odd length: 64-byte alignment is possible when warm, or with a forgiving device; never at a copy.
+    let bytes = (8 << 20) + 1002;
+    let tensors = [whole("a", Dtype::BF16, 1002, 8 << 20)];
+    let at = |facts: ShardFacts| {
+        let plan = plan(&tensors, &[facts], CPU, AUTO).unwrap();
+        (plan.placements[0].arena % 64, plan.staged())
+    };
+    assert_eq!(at(local(512, Residency::all(bytes), bytes)), (0, 0));
+    assert_eq!(at(local(2, Residency::none(bytes), bytes)), (0, 0));
+    assert_eq!(at(local(512, Residency::none(bytes), bytes)), (1002 % 64, 0));
+    // A tensor that would lie misaligned for its own type is copied through staging.
+    let odd = [whole("a", Dtype::F64, 1001, 8 << 20)];
+    let plan = plan(&odd, &[local(512, Residency::none(bytes), bytes)], CPU, AUTO).unwrap();
+    assert_eq!(plan.placements[0].arena % 64, 0);
+    assert_eq!(plan.staged(), plan.transfers.len());
+}
+
+#[test]
+fn narrow_columns_are_read_once_with_their_gaps_and_far_ones_are_not() {
+    let slice = |pitch: u64, rows: u64| Strided {
+        shard: 0,
+        offset: 100,
+        run: 1024,
+        stride: pitch,
+        count: rows,
+        at: 0,
+        at_stride: 1024,
+    };
+    let want = |runs: Strided| {
+        let bytes = runs.run * runs.count;
+        vec![Wanted {
+            name: "w".into(),
+            aliases: Vec::new(),
+            dtype: Dtype::F32,
+            shape: vec![],
+            bytes,
+            runs: vec![runs],
+        }]
+    };
+    let bytes = 1 << 30;
+    let facts = [local(512, Residency::none(bytes), bytes)];
+    let near = plan(&want(slice(8192, 1000)), &facts, CPU, AUTO).unwrap();
+    assert!(
+        near.transfers.len() <= 3 && near.read_bytes() < 8192 * 1001,
+        "{} {}",
+        near.transfers.len(),
+        near.read_bytes()
+    );
+    let far = plan(&want(slice(1 << 20, 1000)), &facts, CPU, AUTO).unwrap();
+    assert!(far.read_bytes() <= 1000 * 2048, "{}", far.read_bytes());
+}
+
+#[test]
+fn a_hundred_thousand_tensors_stay_few_reads() {
+    let tensors: Vec<_> =
+        (0..100_000u64).map(|i| whole(&format!("t{i}"), Dtype::BF16, 10_000_000 + i * 4096, 4096)).collect();
+    let bytes = 10_000_000 + 100_000 * 4096;
+    let plan = plan(&tensors, &[local(512, Residency::none(bytes), bytes)], CPU, AUTO).unwrap();
+    assert!(plan.transfers.len() < 110 && plan.staged() == 0, "{}", plan.transfers.len());
+}
+
+#[test]
+fn a_staging_buffer_below_two_blocks_is_refused_with_both_numbers() {
+    let facts = [local(512, Residency::none(1 << 20), 1 << 20)];
+    let tensors = [whole("a", Dtype::F64, 1001, 4096)];
+    let error = plan(&tensors, &facts, CPU, PlanOptions { buffer_bytes: 512, ..AUTO }).unwrap_err().to_string();
+    assert!(error.contains("1024") && error.contains("512") && error.contains("--staging"), "{error}");
+}
