@@ -6,6 +6,7 @@ pub mod error;
 pub mod extent;
 mod fault;
 pub mod host;
+pub mod os;
 pub mod source;
 pub mod staging;
 
