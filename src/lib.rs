@@ -9,5 +9,7 @@ pub mod host;
 pub mod os;
 pub mod source;
 pub mod staging;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use error::{Error, Fault, Result};
