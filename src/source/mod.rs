@@ -19,7 +19,7 @@ use std::path::Path;
 
 pub use file::{LocalFile, LocalStorage};
 pub use mmap::MappedFile;
-pub use queue::{Completed, Read, ReadQueue, Target};
+pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
 
 use crate::error::Result;
