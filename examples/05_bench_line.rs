@@ -33,9 +33,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn check(tensor: &Tensor) -> vramp::Result<u64> {
-    let name = tensor.name().bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let name = tensor
+        .name()
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
     let words = tensor.bytes()?.chunks(8).fold(0u64, |sum, chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);

@@ -256,7 +256,7 @@ impl Loader {
             observer.planned(plan);
         }
         let set_up = Instant::now();
-        let cpu_before = os::cpu_seconds();
+        let cpu_before = os::cpu_seconds().total();
         let mut engine = self.engine(plan)?;
         let setup_seconds = set_up.elapsed().as_secs_f64();
         let allocating = Instant::now();
@@ -279,7 +279,7 @@ impl Loader {
         let tensors = tensors(plan, &written)?;
         let mut report = meter.report(prepared, seconds, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
-        report.cpu_seconds = os::cpu_seconds() - cpu_before;
+        report.cpu_seconds = os::cpu_seconds().total() - cpu_before;
         report.device = self.device.name();
         report.engine = engine_name.to_owned();
         report.staging = staging;
@@ -536,7 +536,7 @@ impl<'a> Files<'a> {
             }
         }
         // A shard takes up to two descriptors; the rest of the process needs some too.
-        let most_open = usize::try_from(os::open_file_limit() / 4).unwrap_or(usize::MAX).clamp(1, 64);
+        let most_open = usize::try_from(os::open_files_limit().unwrap_or(256) / 4).unwrap_or(usize::MAX).clamp(1, 64);
         Files { storage, shards, fallbacks, open: BTreeMap::new(), remaining, most_open }
     }
 
@@ -621,8 +621,7 @@ impl<'a> Run<'a> {
                 Landing::Staged { pieces } => pieces.len(),
             };
         }
-        // Twice the depth: one half is being read while the other is made ready.
-        let lane_depth = engine.queue.depth().max(1) * 2;
+        let lane_depth = engine.queue.depth().max(1);
         Run {
             plan,
             files,
@@ -926,12 +925,12 @@ impl Meter {
             routes: self.routes,
             cache: prepared.cache,
             staging: Staging::default(),
-            peak_host_bytes: os::peak_resident_bytes(),
+            peak_host_bytes: os::peak_resident_bytes().unwrap_or(0),
             cpu_seconds: 0.0,
             setup_seconds: 0.0,
             fallbacks,
             file_system: prepared.file_system.clone(),
-            kernel: os::kernel_release(),
+            kernel: os::kernel_release().unwrap_or_default(),
             device: String::new(),
             engine: String::new(),
         }

@@ -1,17 +1,344 @@
-//! stub
-/// CPU seconds
-pub fn cpu_seconds() -> f64 {
-    0.0
+//! Thin safe wrappers over the Linux system calls that the standard library lacks, and over the few files of `/proc` that
+//! say what the process used.
+//!
+//! Each function asks the kernel one question and gives its answer back; none decides anything, keeps state or retries.
+//! `source` decides what to do with the answers.
+#![allow(unsafe_code)] // system calls on borrowed descriptors and on memory that the calling function owns
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// `cachestat` has one number on every architecture; not every libc names it yet.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// What the kernel says about `O_DIRECT` on a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectSupport {
+    /// Supported, with these alignments in bytes.
+    Aligned {
+        /// Alignment of memory addresses.
+        memory: u64,
+        /// Alignment of file offsets and lengths.
+        offset: u64,
+    },
+    /// The file cannot be read past the page cache.
+    Refused,
+    /// The kernel or the file system does not say (before Linux 6.1, and many file systems after it).
+    Unknown,
 }
-/// Peak
-pub fn peak_resident_bytes() -> u64 {
-    0
+
+/// What the kernel says about the page cache of a file.
+#[derive(Debug)]
+pub enum Cached {
+    /// This many pages of the range are in the page cache.
+    Pages(u64),
+    /// This kernel has no `cachestat` (before 6.5), or a sandbox hides it.
+    Unsupported(io::Error),
+    /// The caller neither owns the file nor may write it, so the kernel does not tell.
+    NotPermitted(io::Error),
 }
-/// Limit
-pub fn open_file_limit() -> u64 {
-    256
+
+/// What to tell the kernel about the use of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Read ahead further.
+    Sequential,
+    /// Do not read ahead.
+    Random,
+    /// Start reading it now.
+    WillNeed,
+    /// Drop clean, unmapped pages from the page cache.
+    DontNeed,
 }
-/// Kernel
-pub fn kernel_release() -> String {
-    String::new()
+
+/// CPU time of the process, all threads, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CpuSeconds {
+    /// In the program itself.
+    pub user: f64,
+    /// In the kernel on behalf of it.
+    pub system: f64,
+}
+
+impl CpuSeconds {
+    /// Both together.
+    pub fn total(&self) -> f64 {
+        self.user + self.system
+    }
+}
+
+/// Asks for the alignments that `O_DIRECT` needs on this file (`statx`, `STATX_DIOALIGN`).
+///
+/// # Errors
+/// When `statx` itself fails.
+pub fn direct_support(file: BorrowedFd<'_>) -> io::Result<DirectSupport> {
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    let (fd, flags, mask) = (file.as_raw_fd(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: the descriptor is borrowed, the path is a terminated empty string, the answer is a whole statx.
+    let failed = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, answer.as_mut_ptr()) } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: statx is made of integers, so even the zeros it began as are a valid value.
+    let answer = unsafe { answer.assume_init() };
+    let (memory, offset) = (u64::from(answer.stx_dio_mem_align), u64::from(answer.stx_dio_offset_align));
+    if answer.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return Ok(DirectSupport::Unknown);
+    }
+    let usable = memory.is_power_of_two() && offset.is_power_of_two();
+    Ok(if usable { DirectSupport::Aligned { memory, offset } } else { DirectSupport::Refused })
+}
+
+/// Counts the pages of a byte range that are in the page cache (`cachestat`). A `len` of 0 means up to the end.
+///
+/// # Errors
+/// Any refusal that is not about support or permission.
+pub fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Cached> {
+    let range = [offset, len];
+    let mut answer = [0u64; 5];
+    // SAFETY: `range` and `answer` have the layout of `struct cachestat_range` and `struct cachestat` (two and five u64).
+    let result = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), answer.as_mut_ptr(), 0u32) };
+    if result == 0 {
+        return Ok(Cached::Pages(answer[0]));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => Ok(Cached::Unsupported(error)),
+        Some(libc::EPERM | libc::EACCES) => Ok(Cached::NotPermitted(error)),
+        _ => Err(error),
+    }
+}
+
+/// Which pages of a byte range are in the page cache, one entry a page (`mincore` over a mapping that is never touched).
+/// `offset` is a multiple of the page size. See [`may_see_cache`]: to others than the owner the kernel says "all".
+///
+/// # Errors
+/// When the range cannot be mapped or asked about.
+pub fn resident_pages(file: &File, offset: u64, len: usize) -> io::Result<Vec<bool>> {
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    let mut options = memmap2::MmapOptions::new();
+    let map = options.offset(offset).len(len).map_raw_read_only(file)?;
+    let mut pages = vec![0u8; len.div_ceil(page_bytes())];
+    // SAFETY: the range is exactly the mapping, which lives until the end of this function; one byte a page is there.
+    let failed = unsafe { libc::mincore(map.as_mut_ptr().cast(), len, pages.as_mut_ptr()) } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(pages.iter().map(|page| page & 1 == 1).collect())
+}
+
+/// Whether the kernel tells this process the truth about the page cache of a file: it owns it, or may write it.
+pub fn may_see_cache(file: &File) -> bool {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let owns = file.metadata().is_ok_and(|meta| meta.uid() == user);
+    owns || user == 0 || may_write(file.as_raw_fd())
+}
+
+fn may_write(fd: i32) -> bool {
+    // SAFETY: the path is a terminated empty string, which AT_EMPTY_PATH makes mean the descriptor itself.
+    unsafe { libc::faccessat(fd, c"".as_ptr(), libc::W_OK, libc::AT_EMPTY_PATH | libc::AT_EACCESS) == 0 }
+}
+
+/// Whether the byte at `offset` is in the page cache, asked by a read that may not wait (`RWF_NOWAIT`). The kernel may
+/// start reading the page, so this is for samples. `None` when the file system does not know such reads.
+pub fn is_cached_at(file: BorrowedFd<'_>, offset: u64) -> Option<bool> {
+    let mut byte = 0u8;
+    let target = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let offset = libc::off_t::try_from(offset).ok()?;
+    // SAFETY: the one vector points to one writable byte that outlives the call.
+    let got = unsafe { libc::preadv2(file.as_raw_fd(), &raw const target, 1, offset, libc::RWF_NOWAIT) };
+    if got >= 0 {
+        return Some(got == 1);
+    }
+    (io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)).then_some(false)
+}
+
+/// The magic number of the file system that a file lies on (`fstatfs`).
+///
+/// # Errors
+/// What the kernel says.
+pub fn file_system_magic(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut answer = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the descriptor is borrowed and the answer is a whole statfs.
+    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()) } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: statfs is made of integers, so even the zeros it began as are a valid value.
+    let answer = unsafe { answer.assume_init() };
+    // The field is signed on some targets, and magics with the top bit set come sign-extended there.
+    #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, clippy::unnecessary_cast)]
+    Ok(u64::from(answer.f_type as u32))
+}
+
+/// Tells the kernel how a byte range of a file will be used. A `len` of 0 means up to the end.
+///
+/// # Errors
+/// What the kernel says.
+pub fn advise(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> io::Result<()> {
+    let advice = match advice {
+        Advice::Sequential => libc::POSIX_FADV_SEQUENTIAL,
+        Advice::Random => libc::POSIX_FADV_RANDOM,
+        Advice::WillNeed => libc::POSIX_FADV_WILLNEED,
+        Advice::DontNeed => libc::POSIX_FADV_DONTNEED,
+    };
+    let too_big = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let (offset, len) = (libc::off_t::try_from(offset).map_err(too_big)?, libc::off_t::try_from(len).map_err(too_big)?);
+    // SAFETY: takes a descriptor and numbers only.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, advice) } {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// Makes reads of this open file wait as usual again, after it was opened with `O_NONBLOCK`.
+///
+/// # Errors
+/// What the kernel says.
+pub fn make_blocking(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes a descriptor only.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes a descriptor and a number only.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } < 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether nobody can change the contents of this file any more: a `memfd` sealed against writing and shrinking.
+pub fn is_sealed(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes a descriptor only; other kinds of file answer with an error.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let needed = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK;
+    seals >= 0 && seals & needed == needed
+}
+
+/// A counter whose changes wake whoever polls it: writing eight bytes adds, reading eight bytes takes all. Never blocks.
+///
+/// # Errors
+/// When no descriptor is left.
+pub fn event_counter() -> io::Result<File> {
+    // SAFETY: takes numbers only.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was made by the call above and nothing else knows it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Descriptors that this process may have open (the soft limit).
+///
+/// # Errors
+/// What the kernel says.
+pub fn open_files_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a whole rlimit.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(limit.rlim_cur) }
+}
+
+/// CPU time that the process has used so far.
+pub fn cpu_seconds() -> CpuSeconds {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` is a whole rusage; this call fails only for an unknown `who`.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    // SAFETY: rusage is made of integers, so even the zeros it began as are a valid value.
+    let usage = unsafe { usage.assume_init() };
+    CpuSeconds { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
+}
+
+fn seconds(time: libc::timeval) -> f64 {
+    time.tv_sec as f64 + time.tv_usec as f64 / 1e6
+}
+
+/// The size of a page in bytes.
+pub fn page_bytes() -> usize {
+    // SAFETY: takes a number only.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+}
+
+/// The release of the running kernel, as `6.18.44`.
+pub fn kernel_release() -> Option<String> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(release.trim().to_owned())
+}
+
+/// The most memory that was ever resident in this process, in bytes.
+pub fn peak_resident_bytes() -> Option<u64> {
+    status_bytes("VmHWM:")
+}
+
+/// Memory that is resident in this process now, in bytes: its own, of mapped files and shared.
+pub fn resident_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// Memory of mapped files that is resident in this process now, in bytes.
+pub fn resident_file_bytes() -> Option<u64> {
+    status_bytes("RssFile:")
+}
+
+fn status_bytes(field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn the_process_knows_its_own_figures() {
+        assert!(page_bytes() >= 4096);
+        assert!(open_files_limit().unwrap() > 0);
+        assert!(kernel_release().unwrap().contains('.'));
+        assert!(peak_resident_bytes().unwrap() >= resident_file_bytes().unwrap());
+        assert!(resident_bytes().unwrap() > 0);
+        let before = cpu_seconds();
+        assert!(before.user + before.system >= 0.0);
+    }
+
+    #[test]
+    fn questions_about_a_file_are_answered_or_typed() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        assert_ne!(file_system_magic(file.as_fd()).unwrap(), 0);
+        direct_support(file.as_fd()).unwrap();
+        if let Cached::Pages(pages) = cached_pages(file.as_fd(), 0, 0).unwrap() {
+            assert!(pages <= 3);
+        }
+        assert_eq!(resident_pages(&file, 0, 10_000).unwrap().len(), 10_000usize.div_ceil(page_bytes()));
+        assert!(resident_pages(&file, 0, 0).unwrap().is_empty());
+        assert!(may_see_cache(&file));
+        assert_ne!(is_cached_at(file.as_fd(), 0), Some(false), "it was written a moment ago");
+        assert!(!is_sealed(file.as_fd()));
+        for advice in [Advice::Sequential, Advice::Random, Advice::WillNeed, Advice::DontNeed] {
+            advise(file.as_fd(), 0, 0, advice).unwrap();
+        }
+        make_blocking(file.as_fd()).unwrap();
+    }
+
+    #[test]
+    fn an_event_counter_adds_up_and_never_blocks() {
+        let mut counter = event_counter().unwrap();
+        let mut taken = [0; 8];
+        assert_eq!(counter.read(&mut taken).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        counter.write_all(&2u64.to_ne_bytes()).unwrap();
+        counter.write_all(&3u64.to_ne_bytes()).unwrap();
+        counter.read_exact(&mut taken).unwrap();
+        assert_eq!(u64::from_ne_bytes(taken), 5);
+    }
 }

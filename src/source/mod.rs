@@ -6,6 +6,7 @@
 //! [`Route::Mapped`] (copied out of a mapping; no slice is ever lent). Nothing here knows a format.
 
 mod file;
+mod file_system;
 mod mmap;
 mod queue;
 mod residency;
@@ -16,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::os::fd::RawFd;
 use std::path::Path;
 
-pub use file::LocalStorage;
+pub use file::{LocalFile, LocalStorage};
 pub use mmap::MappedFile;
-pub use queue::{Completed, QueueOptions, Read, ReadQueue, Target, queue};
+pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
 
 use crate::error::Result;
@@ -56,6 +57,15 @@ pub trait OpenFile: Send + Sync {
     /// [`Error::Changed`](crate::Error::Changed) with both values. A path that leads nowhere any more is no error: the
     /// open file keeps its bytes.
     fn check_unchanged(&self) -> Result<()>;
+
+    /// The whole file as one read-only mapping, the same each time: for tensors that borrow it instead of owning a copy.
+    ///
+    /// # Errors
+    /// When the file cannot be mapped, or its storage has no mappings.
+    fn map(&self) -> Result<Arc<MappedFile>> {
+        let what = "cannot be mapped: its storage has no mappings".to_owned();
+        Err(crate::Error::Unsupported { path: self.path().to_owned(), tensor: None, what })
+    }
 }
 
 /// What a file was at some moment: a file that is no longer the same must not be mixed with what was read before.

@@ -1,15 +1,23 @@
 //! The port to reads in flight: a [`ReadQueue`] takes a read and its target and gives the target back, filled.
 //!
-//! [`ThreadQueue`] serves any [`Source`] with threads; `uring` adds a ring for direct reads. [`queue`] picks and says why.
-//! A queue never decides what is read, and never drops a target without giving it back.
+//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, and
+//! one that makes the pages of an arena resident ahead of the direct reads into it, so that neither disk nor reader waits
+//! for page faults. `uring` takes the place of the direct lane where that is asked for. [`queue`] picks and says why.
+//! A queue never decides what is read, and never drops a target without giving it back, except when it is itself dropped.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use super::{Route, Source};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::uring::Ring;
+use super::{Fallbacks, Route, Source};
 use crate::device::Region;
-use crate::error::Result;
-use crate::staging::StagingBuffer;
+use crate::error::{Error, Result};
+use crate::staging::{StagingBuffer, StagingPool};
 
 /// One read of a file.
 #[derive(Clone)]
@@ -61,28 +69,470 @@ pub trait ReadQueue: Send {
     fn engine(&self) -> &'static str;
 }
 
-/// stub
-#[derive(Debug, Clone, Default)]
-pub struct QueueOptions {}
+/// What serves direct reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Engine {
+    /// What measured best: threads, which were as fast as a ring at the same CPU time.
+    #[default]
+    Auto,
+    /// Threads.
+    Threads,
+    /// `io_uring`, where the kernel permits it.
+    Ring,
+}
 
-/// stub
-pub fn queue(
-    _options: &QueueOptions,
-    _pool: Option<&crate::staging::StagingPool>,
-    _fallbacks: &super::Fallbacks,
-) -> Box<dyn ReadQueue> {
-    struct Never;
-    impl ReadQueue for Never {
-        fn submit(&mut self, _: Read, _: Target) {}
-        fn complete(&mut self) -> Option<Completed> {
-            None
-        }
-        fn depth(&self) -> usize {
-            1
-        }
-        fn engine(&self) -> &'static str {
-            ""
+/// How a queue is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// What serves direct reads.
+    pub engine: Engine,
+    /// Threads that copy out of the page cache.
+    pub page_cache_threads: usize,
+    /// Direct reads in flight.
+    pub direct_depth: usize,
+    /// Threads that make the pages of an arena resident ahead of direct reads.
+    pub populate_threads: usize,
+}
+
+impl Default for QueueOptions {
+    /// One page-cache reader for each core (at most 16), four direct reads, a populate thread for every four cores (at
+    /// most 4).
+    fn default() -> QueueOptions {
+        let cores = thread::available_parallelism().map_or(2, usize::from);
+        QueueOptions {
+            engine: Engine::Auto,
+            page_cache_threads: cores.min(16),
+            direct_depth: 4,
+            populate_threads: (cores / 4).clamp(1, 4),
         }
     }
-    Box::new(Never)
+}
+
+/// Makes the queue that `options` ask for. With `pool`, a ring registers its buffers with the kernel. An engine that the
+/// kernel refuses is replaced by threads, with an entry in the fallbacks.
+pub fn queue(options: &QueueOptions, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> Box<dyn ReadQueue> {
+    match options.engine {
+        Engine::Auto | Engine::Threads => Box::new(ThreadQueue::new(options)),
+        Engine::Ring => Box::new(ThreadQueue::with_ring(options, pool, fallbacks)),
+    }
+}
+
+/// Reads served by threads, which end with the queue; direct reads by a ring where there is one.
+pub struct ThreadQueue {
+    page_cache: Arc<Lane>,
+    direct: Arc<Lane>,
+    populate: Arc<Lane>,
+    ring: Option<Arc<Ring>>,
+    outlet: Outlet,
+    results: Receiver<Completed>,
+    in_flight: usize,
+    depth: usize,
+}
+
+impl ThreadQueue {
+    /// A queue of threads only.
+    pub fn new(options: &QueueOptions) -> ThreadQueue {
+        let (outlet, results) = Outlet::new();
+        let direct = Lane::reading("direct", options.direct_depth, &outlet);
+        ThreadQueue::assemble(options, direct, None, outlet, results)
+    }
+
+    /// A queue whose direct reads go through a ring, or through threads if the kernel refuses one.
+    pub fn with_ring(options: &QueueOptions, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> ThreadQueue {
+        let (outlet, results) = Outlet::new();
+        let direct = Lane::reading("direct", options.direct_depth, &outlet);
+        let ring = match Ring::start(options.direct_depth, pool, fallbacks, &outlet, &direct) {
+            Ok(ring) => Some(Arc::new(ring)),
+            Err(error) => {
+                fallbacks.note("io_uring", format!("{error}; direct reads are made by threads"));
+                None
+            }
+        };
+        ThreadQueue::assemble(options, direct, ring, outlet, results)
+    }
+
+    fn assemble(
+        options: &QueueOptions,
+        direct: Arc<Lane>,
+        ring: Option<Arc<Ring>>,
+        outlet: Outlet,
+        results: Receiver<Completed>,
+    ) -> ThreadQueue {
+        let page_cache = Lane::reading("cached", options.page_cache_threads, &outlet);
+        let next = Inlet { lane: Arc::clone(&direct), ring: ring.clone() };
+        let populate = move |job: Job| {
+            job.populate();
+            next.send(job);
+        };
+        let populate = Lane::new("populate", options.populate_threads, outlet.clone(), Arc::new(populate));
+        // Twice: one read waits in line for each that runs, so that nobody waits for the submitter.
+        let depth = 2 * options.page_cache_threads.max(options.direct_depth).max(1);
+        ThreadQueue { page_cache, direct, populate, ring, outlet, results, in_flight: 0, depth }
+    }
+
+    fn inlet(&self) -> Inlet {
+        Inlet { lane: Arc::clone(&self.direct), ring: self.ring.clone() }
+    }
+}
+
+impl ReadQueue for ThreadQueue {
+    fn submit(&mut self, read: Read, target: Target) {
+        self.in_flight += 1;
+        let job = Job { read, target };
+        match (job.read.source.route(), &job.target) {
+            (Route::Direct, Target::InPlace(_)) => self.populate.send(job),
+            (Route::Direct, Target::Staging(_)) => self.inlet().send(job),
+            (Route::Buffered | Route::Mapped, _) => self.page_cache.send(job),
+        }
+    }
+
+    fn complete(&mut self) -> Option<Completed> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        // Cannot fail: `outlet` holds a sender. Every job ends in exactly one message, even if its source panics.
+        let completed = self.results.recv().ok()?;
+        self.in_flight -= 1;
+        Some(completed)
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn engine(&self) -> &'static str {
+        if self.ring.is_some() { "io_uring" } else { "threads" }
+    }
+}
+
+impl Drop for ThreadQueue {
+    /// Waits for the reads that run (the kernel may be writing to their targets) and gives up those that wait in line.
+    fn drop(&mut self) {
+        self.outlet.cancel();
+        // Each lane is closed before the one that it feeds.
+        self.populate.close();
+        if let Some(ring) = &self.ring {
+            ring.close();
+        }
+        self.direct.close();
+        self.page_cache.close();
+        while let Ok(completed) = self.results.try_recv() {
+            drop(completed);
+        }
+    }
+}
+
+/// A read with its target, on its way through the lanes.
+pub(super) struct Job {
+    pub(super) read: Read,
+    pub(super) target: Target,
+}
+
+impl Job {
+    /// The bytes to fill.
+    pub(super) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        let whole = match &mut self.target {
+            Target::Staging(buffer) => Some(buffer.bytes_mut()),
+            Target::InPlace(region) => region.bytes_mut(),
+        };
+        let bytes = whole.and_then(|bytes| bytes.get_mut(..self.read.len));
+        bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
+    }
+
+    fn populate(&self) {
+        if let Target::InPlace(region) = &self.target {
+            region.populate();
+        }
+    }
+
+    /// Reads, whatever the source does.
+    fn run(mut self) -> Completed {
+        let started = Instant::now();
+        let (source, offset) = (Arc::clone(&self.read.source), self.read.offset);
+        // After a panic the target may hold anything, which is what an error says of it anyway.
+        let read = AssertUnwindSafe(|| self.bytes_mut().and_then(|target| source.read_at(offset, target)));
+        let outcome = catch_unwind(read).unwrap_or(Err(Error::Poisoned { what: "a source panicked" }));
+        self.end(outcome, started.elapsed())
+    }
+
+    pub(super) fn end(self, outcome: Result<Route>, busy: Duration) -> Completed {
+        Completed { id: self.read.id, target: self.target, outcome, busy }
+    }
+}
+
+/// Where finished reads go, and whether reads that have not begun still should.
+#[derive(Clone)]
+pub(super) struct Outlet {
+    results: Sender<Completed>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Outlet {
+    fn new() -> (Outlet, Receiver<Completed>) {
+        let (results, receiver) = unbounded();
+        (Outlet { results, cancelled: Arc::new(AtomicBool::new(false)) }, receiver)
+    }
+
+    pub(super) fn send(&self, completed: Completed) {
+        // The receiver outlives every lane: the queue joins them before it goes.
+        let _ = self.results.send(completed);
+    }
+
+    /// Ends a job that will not run any more.
+    pub(super) fn give_up(&self, job: Job) {
+        self.send(job.end(Err(Error::Cancelled), Duration::ZERO));
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    fn run(&self, job: Job) {
+        if self.is_cancelled() { self.give_up(job) } else { self.send(job.run()) }
+    }
+}
+
+/// The way to whoever serves direct reads.
+struct Inlet {
+    lane: Arc<Lane>,
+    ring: Option<Arc<Ring>>,
+}
+
+impl Inlet {
+    fn send(&self, job: Job) {
+        match &self.ring {
+            Some(ring) => ring.send(job),
+            None => self.lane.send(job),
+        }
+    }
+}
+
+type Work = Arc<dyn Fn(Job) + Send + Sync>;
+
+/// A line of jobs and the threads that serve it, started one by one as jobs come.
+pub(super) struct Lane {
+    name: &'static str,
+    wanted: usize,
+    outlet: Outlet,
+    work: Work,
+    state: Mutex<LaneState>,
+}
+
+struct LaneState {
+    /// Both ends of the line; `None` once it is closed.
+    line: Option<(Sender<Job>, Receiver<Job>)>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Lane {
+    fn new(name: &'static str, wanted: usize, outlet: Outlet, work: Work) -> Arc<Lane> {
+        let state = Mutex::new(LaneState { line: Some(unbounded()), threads: Vec::new() });
+        Arc::new(Lane { name, wanted: wanted.max(1), outlet, work, state })
+    }
+
+    /// A lane that reads.
+    fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Lane> {
+        let reader = outlet.clone();
+        Lane::new(name, wanted, outlet.clone(), Arc::new(move |job| reader.run(job)))
+    }
+
+    pub(super) fn send(&self, job: Job) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((sender, receiver)) = state.line.clone() else { return self.outlet.give_up(job) };
+        if state.threads.len() < self.wanted
+            && let Ok(thread) = self.start_thread(receiver)
+        {
+            state.threads.push(thread);
+        }
+        let is_served = !state.threads.is_empty();
+        drop(state);
+        match sender.send(job) {
+            // Where the machine gives us no thread at all, the submitter does the work.
+            Ok(()) if !is_served => self.serve_here(),
+            Ok(()) => {}
+            Err(refused) => self.outlet.give_up(refused.into_inner()),
+        }
+    }
+
+    fn start_thread(&self, jobs: Receiver<Job>) -> std::io::Result<JoinHandle<()>> {
+        let work = Arc::clone(&self.work);
+        let serve = move || jobs.into_iter().for_each(|job| work(job));
+        thread::Builder::new().name(format!("vramp-{}", self.name)).spawn(serve)
+    }
+
+    fn serve_here(&self) {
+        let line = self.state.lock().unwrap_or_else(PoisonError::into_inner).line.clone();
+        let Some((_, receiver)) = line else { return };
+        receiver.try_iter().for_each(|job| (self.work)(job));
+    }
+
+    /// Lets the threads finish what is in line, and waits for them.
+    fn close(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.line = None;
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::device::Arena;
+    use crate::host::HostBlock;
+    use crate::source::{LocalStorage, OpenFile, Storage};
+    use crate::testing::source::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
+    use crate::testing::{Random, watched};
+
+    fn local(len: usize) -> (tempfile::TempDir, Arc<dyn OpenFile>, Vec<u8>) {
+        let bytes = Random::new(21).bytes(len);
+        let folder = tempfile::tempdir().unwrap();
+        let path: PathBuf = folder.path().join("a");
+        std::fs::write(&path, &bytes).unwrap();
+        (folder, LocalStorage.open(&path, &Fallbacks::default()).unwrap(), bytes)
+    }
+
+    fn options(engine: Engine) -> QueueOptions {
+        QueueOptions { engine, page_cache_threads: 3, direct_depth: 3, populate_threads: 2 }
+    }
+
+    fn memory(route: Route, trouble: Trouble) -> Arc<dyn Source> {
+        let file = MemoryFile::new("a", vec![7; 100_000]);
+        Arc::new(FaultySource::new(file.source(route), vec![trouble]))
+    }
+
+    fn read(id: usize, source: &Arc<dyn Source>) -> Read {
+        Read { id, source: Arc::clone(source), offset: 0, len: 4096 }
+    }
+
+    #[test]
+    fn both_engines_pass_the_suite_on_every_route() {
+        watched(|| {
+            let (_folder, file, bytes) = local(400_001);
+            for engine in [Engine::Auto, Engine::Threads, Engine::Ring] {
+                for route in [Route::Buffered, Route::Direct, Route::Mapped] {
+                    let make = |pool: &StagingPool| queue(&options(engine), Some(pool), &Fallbacks::default());
+                    queue_conformance(&make, &file.source(route), &bytes);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_ring_without_registered_buffers_passes_the_suite() {
+        watched(|| {
+            let (_folder, file, bytes) = local(300_000);
+            let make = |_: &StagingPool| queue(&options(Engine::Ring), None, &Fallbacks::default());
+            queue_conformance(&make, &file.source(Route::Direct), &bytes);
+            // A pool that is not the registered one, too.
+            let other = StagingPool::new(6, 64 << 10).unwrap();
+            let make = |_: &StagingPool| queue(&options(Engine::Ring), Some(&other), &Fallbacks::default());
+            queue_conformance(&make, &file.source(Route::Direct), &bytes);
+        });
+    }
+
+    #[test]
+    fn a_refused_ring_or_registration_is_noted_and_replaced() {
+        watched(|| {
+            let notes = Fallbacks::default();
+            let empty = StagingPool::new(0, 4096).unwrap();
+            let made = queue(&options(Engine::Ring), Some(&empty), &notes);
+            // Without io_uring the note is about the ring, with it about the registration.
+            assert!(!notes.list().is_empty());
+            assert_eq!(made.engine() == "threads", notes.list().iter().any(|note| note.what == "io_uring"));
+            assert_eq!(queue(&options(Engine::Threads), None, &notes).engine(), "threads");
+            assert_eq!(notes.list().len(), 1);
+        });
+    }
+
+    #[test]
+    fn a_panic_in_a_source_comes_back_as_an_error_with_its_target() {
+        watched(|| {
+            for engine in [Engine::Threads, Engine::Ring] {
+                for route in [Route::Buffered, Route::Direct] {
+                    let pool = StagingPool::new(2, 4096).unwrap();
+                    let mut queue = queue(&options(engine), Some(&pool), &Fallbacks::default());
+                    let source = memory(route, Trouble::PanicAt(0));
+                    queue.submit(read(5, &source), Target::Staging(pool.acquire().unwrap()));
+                    let done = queue.complete().unwrap();
+                    assert!(matches!(done.outcome, Err(Error::Poisoned { .. })), "{:?}", done.outcome);
+                    queue.submit(read(6, &source), Target::Staging(pool.acquire().unwrap()));
+                    assert_eq!(queue.complete().unwrap().outcome.unwrap(), route, "the reader lives on");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn dropping_waits_for_reads_that_run_and_gives_up_those_in_line() {
+        watched(|| {
+            for route in [Route::Buffered, Route::Direct] {
+                let gate = Gate::new();
+                let slow = Arc::new(FaultySource::new(
+                    MemoryFile::new("a", vec![7; 100_000]).source(route),
+                    vec![Trouble::Slow(gate.clone())],
+                ));
+                let source: Arc<dyn Source> = slow.clone();
+                let pool = StagingPool::new(20, 4096).unwrap();
+                let mut queue = ThreadQueue::new(&options(Engine::Threads));
+                for id in 0..20 {
+                    queue.submit(read(id, &source), Target::Staging(pool.acquire().unwrap()));
+                }
+                gate.wait_for(3);
+                queue.outlet.cancel(); // as the drop does first; the gate may open only after that
+                gate.open();
+                drop(queue);
+                assert_eq!(slow.reads(), 3, "reads in line were not made");
+                assert_eq!(pool.available(), 20);
+            }
+        });
+    }
+
+    #[test]
+    fn a_region_that_is_read_past_the_cache_is_populated_and_filled() {
+        watched(|| {
+            let (_folder, file, bytes) = local(3 << 20);
+            let arena = Arena::host(HostBlock::new(bytes.len()).unwrap());
+            let (regions, written) = arena.carve(&[0..1 << 20, 1 << 20..3 << 20]).unwrap();
+            let mut queue = ThreadQueue::new(&QueueOptions::default());
+            for (id, region) in regions.into_iter().enumerate() {
+                let len = usize::try_from(region.len()).unwrap();
+                let read = Read { id, source: file.source(Route::Direct), offset: region.range().start, len };
+                queue.submit(read, Target::InPlace(region));
+            }
+            while let Some(done) = queue.complete() {
+                done.outcome.unwrap();
+                let Target::InPlace(region) = done.target else { panic!("another target") };
+                region.finish();
+            }
+            assert!(written.view(0..3 << 20).unwrap().bytes().unwrap() == bytes);
+        });
+    }
+
+    #[test]
+    fn a_lane_that_gets_no_thread_does_the_work_itself() {
+        let (outlet, results) = Outlet::new();
+        let lane = Lane::reading("test", 1, &outlet);
+        // Put in line past `send`, as if no thread could be had.
+        let pool = StagingPool::new(1, 4096).unwrap();
+        let source = MemoryFile::new("a", vec![7; 5000]).source(Route::Buffered);
+        let job = Job { read: read(1, &source), target: Target::Staging(pool.acquire().unwrap()) };
+        lane.state.lock().unwrap().line.as_ref().unwrap().0.send(job).unwrap();
+        lane.serve_here();
+        assert_eq!(results.try_recv().unwrap().outcome.unwrap(), Route::Buffered);
+        lane.close();
+        let job = Job { read: read(2, &source), target: Target::Staging(pool.acquire().unwrap()) };
+        lane.send(job);
+        assert!(matches!(results.try_recv().unwrap().outcome, Err(Error::Cancelled)));
+    }
 }
