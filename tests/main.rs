@@ -3,4 +3,5 @@
 
 mod device;
 mod layers;
+mod load;
 mod plan;

@@ -3,6 +3,7 @@
 //! Nothing here is compiled into a program that does not ask for the feature `testing`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a suite fails by panicking
 
+mod checkpoint;
 mod device;
 mod source;
 
@@ -10,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+pub use checkpoint::Synthetic;
 pub use device::{LazyDevice, device_conformance};
 pub use source::*;
 
