@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::{Checkpoint, OpenOptions, Selected, Selection, Shard};
 use crate::device::{CpuDevice, Device, InFlight, Piece, Region, Stream, Written};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::os;
@@ -366,39 +365,23 @@ fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Res
     Err(Error::Changed { path: shard.path.clone(), what })
 }
 
-/// The selected tensors as the plan wants them. All tensors of unknown types are named at once.
+/// The selected tensors as the plan wants them.
 fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>> {
-    let mut unknown = Vec::new();
-    let mut wanted = Vec::with_capacity(selected.len());
-    for chosen in selected {
-        let Some(info) = checkpoint.tensors().get(chosen.tensor) else {
-            return Err(Error::Poisoned { what: "a selection of another checkpoint" });
-        };
-        if let Dtype::Unknown(dtype) = &info.dtype {
-            unknown.push((info, dtype));
-            continue;
-        }
+    checkpoint.require_known_dtypes(selected)?;
+    let wanted = |chosen: &Selected| {
+        let info = checkpoint.tensors().get(chosen.tensor);
+        let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
         let runs = info.runs(chosen.slice.as_ref());
-        wanted.push(Wanted {
+        Ok(Wanted {
             name: Arc::clone(&chosen.name),
             aliases: chosen.aliases.clone(),
             dtype: info.dtype.clone(),
             shape: chosen.shape.clone(),
             bytes: runs.iter().map(|run| run.run * run.count).sum(),
             runs,
-        });
-    }
-    let Some((info, _)) = unknown.first() else { return Ok(wanted) };
-    let list: Vec<_> = unknown.iter().map(|(info, dtype)| format!("{:?} is {dtype}", info.name)).collect();
-    let shard = checkpoint.shards().get(info.shard() as usize);
-    Err(Error::Unsupported {
-        path: shard.map_or_else(|| checkpoint.path().to_owned(), |shard| shard.path.clone()),
-        tensor: Some(info.name.to_string()),
-        what: format!(
-            "element type not known to this version of vramp ({}); `vramp inspect` lists it, --exclude leaves it out",
-            list.join(", ")
-        ),
-    })
+        })
+    };
+    selected.iter().map(wanted).collect()
 }
 
 /// All tensors of a finished plan, under all their names.

@@ -150,7 +150,7 @@ pub fn best_rate(samples: &[(f64, u64)], min_window_bytes: u64) -> Option<f64> {
     let mut first = 0;
     let mut best: Option<f64> = None;
     for &(time, bytes) in samples {
-        while samples.get(first + 1).is_some_and(|&(_, from)| bytes - from >= window) {
+        while samples.get(first + 1).is_some_and(|&(_, from)| bytes >= from.saturating_add(window)) {
             first += 1;
         }
         let (from_time, from_bytes) = samples[first];

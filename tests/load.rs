@@ -164,7 +164,8 @@ impl Device for SpyDevice {
 fn spied(loader: Loader, seed: u64) -> (Loader, Arc<Mutex<Log>>) {
     let log = Arc::new(Mutex::new(Log::default()));
     let shared = Arc::clone(&log);
-    let threads = QueueOptions { page_cache_threads: 2, direct_depth: 2, populate_threads: 1, ..QueueOptions::default() };
+    let threads =
+        QueueOptions { page_cache_threads: 2, direct_depth: 2, populate_threads: 1, ..QueueOptions::default() };
     let make = move |pool: Option<&StagingPool>, fallbacks: &_| -> Box<dyn ReadQueue> {
         let inner: Box<dyn ReadQueue> = match seed % 2 {
             0 => Box::new(ShuffledQueue::new(seed, 4)),
@@ -189,14 +190,16 @@ fn l4_after_a_failed_read_nothing_is_submitted_and_everything_comes_back() {
         let mut failures = 0;
         for seed in 0..120u64 {
             let at = seed / 4;
-            let trouble = [Trouble::FailFrom(at), Trouble::ShortAt(at), Trouble::PanicAt(at)][(seed % 3) as usize].clone();
+            let trouble =
+                [Trouble::FailFrom(at), Trouble::ShortAt(at), Trouble::PanicAt(at)][(seed % 3) as usize].clone();
             if seed % 2 == 0 && matches!(trouble, Trouble::PanicAt(_)) {
                 continue; // the shuffled queue reads on the loop's own thread, which a panic would end
             }
             let synthetic = Synthetic::new(seed, 2, 300_000, |_, file| troubled(file, &trouble));
             let lazy = LazyDevice::new(seed);
             let device = SpyDevice::over(lazy.clone());
-            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(seed), &synthetic), seed);
+            let (mut loader, log) =
+                spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(seed), &synthetic), seed);
             let outcome = load_with(&mut loader, &synthetic);
             let log = log.lock().unwrap();
             assert_eq!(outcome.is_err(), log.failed, "seed {seed}");

@@ -1,11 +1,29 @@
 //! What a checkpoint holds: its weight files, the tensors in them and where each byte of a tensor lies.
 //!
-//! Opening reads headers only. A [`Checkpoint`] is plain data; nothing here reads a tensor's bytes, starts a thread or knows
-//! a device. Formats add [`Shard`]s and [`TensorInfo`]s; `index` decides which files belong together.
+//! Opening reads headers only, those of several files at a time. A [`Checkpoint`] is plain data; nothing here keeps a file
+//! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
+//! to one checkpoint; [`selection`] says what to load of it, [`strict`] whether it is what a model needs.
 
-mod selection;
+mod dcp;
+mod folder;
+mod hub;
+pub mod index;
+mod json;
+mod lookalike;
+mod merge;
+mod nearest;
+mod open;
+mod runs;
+pub mod safetensors;
+pub mod selection;
+mod shard;
+pub mod strict;
+mod tensor_parallel;
+#[cfg(test)]
+mod tests;
 
-pub use selection::{OpenOptions, Selected, Selection, Slice};
+pub use open::OpenOptions;
+pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

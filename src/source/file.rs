@@ -511,7 +511,7 @@ mod tests {
 
     use super::*;
     use crate::source::Fallback;
-    use crate::testing::source::file_conformance;
+    use crate::testing::file_conformance;
     use crate::testing::{Random, watched};
 
     fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {

@@ -391,7 +391,7 @@ mod tests {
     use crate::device::Arena;
     use crate::host::HostBlock;
     use crate::source::{LocalStorage, OpenFile, Storage};
-    use crate::testing::source::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
+    use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
     use crate::testing::{Random, watched};
 
     fn local(len: usize) -> (tempfile::TempDir, Arc<dyn OpenFile>, Vec<u8>) {

@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod device;
+pub mod hostile;
 mod source;
 
 use std::sync::mpsc;
