@@ -31,6 +31,12 @@ const SMALL_SEGMENT_BYTES: u64 = 128 << 10;
 /// Unselected bytes between two tensors of a segment, at most: they cost memory as well as reading.
 const SEGMENT_GAP_BYTES: u64 = 4 << 10;
 
+/// The arena keeps the residues of file offsets modulo this, at least.
+const PAGE_BYTES: u64 = 4 << 10;
+
+/// Tensors that cannot keep their residue start on multiples of this: a cache line, the widest vector.
+const SHIFTED_ALIGN: u64 = 64;
+
 /// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -223,11 +229,8 @@ impl LoadPlan {
 /// # Errors
 /// When sizes do not fit 64 bits, or a staging buffer is too small for a block of direct I/O.
 pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
-    let layout = if device.host_visible {
-        place_in_segments(wanted, shards, device, options.route)?
-    } else {
-        place_packed(wanted, device)?
-    };
+    let layout =
+        if device.host_visible { place_in_segments(wanted, shards, device)? } else { place_packed(wanted, device)? };
     let mut transfers = Vec::new();
     for segment in &layout.segments {
         cut_segment(segment, facts(shards, segment.shard)?, options, &mut transfers);
@@ -306,12 +309,7 @@ fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
 }
 
 /// Tensors that are one run each, grouped so that each group can keep the file's distances; the rest apart.
-fn place_in_segments(
-    wanted: &[Wanted],
-    shards: &[ShardFacts],
-    device: DeviceLimits,
-    route: RouteChoice,
-) -> Result<Layout> {
+fn place_in_segments(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits) -> Result<Layout> {
     let mut layout = Layout { arena_bytes: 0, placements: Vec::new(), segments: Vec::new(), loose: Vec::new() };
     let mut placements: Vec<Option<Placement>> = vec![None; wanted.len()];
     let mut group: Option<Group> = None;
@@ -325,19 +323,19 @@ fn place_in_segments(
         match &mut group {
             Some(open) if open.takes(&member) => open.push(member),
             open => {
-                let fresh = Group::start(member, facts(shards, tensor.runs[0].shard)?, device, route);
+                let fresh = Group::start(member, facts(shards, tensor.runs[0].shard)?);
                 if let Some(full) = open.replace(fresh) {
-                    full.settle(wanted, device, &mut layout, &mut placements)?;
+                    full.settle(wanted, &mut layout, &mut placements)?;
                 }
             }
         }
     }
     if let Some(full) = group {
-        full.settle(wanted, device, &mut layout, &mut placements)?;
+        full.settle(wanted, &mut layout, &mut placements)?;
     }
     for index in apart {
         let tensor = &wanted[index];
-        let arena = align_up(layout.arena_bytes, device.preferred_align.max(tensor.dtype.alignment()));
+        let arena = align_up(layout.arena_bytes, device.align.max(tensor.dtype.alignment()).max(SHIFTED_ALIGN));
         layout.arena_bytes = end_of(arena, tensor)?;
         layout.loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
         placements[index] = Some(placement(tensor, arena));
@@ -386,32 +384,19 @@ struct Group {
 }
 
 impl Group {
-    /// Chooses the residue of the first member: one that direct reads can use if there is one, with the preferred
-    /// alignment if both can be had.
-    fn start(first: Member, facts: &ShardFacts, device: DeviceLimits, route: RouteChoice) -> Group {
-        let resident = facts.residency.resident_bytes() >= facts.bytes;
-        let limits = facts.direct.filter(|_| match route {
-            RouteChoice::Direct => true,
-            RouteChoice::Auto => !resident,
-            RouteChoice::Buffered | RouteChoice::Mapped => false,
-        });
+    /// Chooses the residue of the first member: the file's own, where every alignment that is asked for allows it. A copy
+    /// out of the page cache is then as fast as it can be (source and target lie alike in their pages), and a direct read
+    /// can land in place. Else the address that the alignment wants, which direct reads cannot use.
+    fn start(first: Member, facts: &ShardFacts) -> Group {
         let (offset, end) = (first.offset, first.end());
-        let memory_align = limits.map_or(1, |limits| limits.memory_align);
-        let preferred = device.preferred_align.max(first.align);
-        // Addresses that are `offset` modulo `memory_align` and 0 modulo `align` exist if `offset` is 0 modulo the smaller.
-        let reachable = |align: u64| offset.is_multiple_of(memory_align.min(align));
-        let (align, direct) = if reachable(preferred) {
-            (preferred, limits.is_some())
-        } else if reachable(first.align) {
-            (first.align, limits.is_some())
-        } else {
-            (preferred, false)
+        let congruence = facts.direct.map_or(PAGE_BYTES, |limits| limits.memory_align.max(PAGE_BYTES));
+        let keeps_residue = offset.is_multiple_of(first.align.min(congruence));
+        let (residue, modulus) = match keeps_residue {
+            true if first.align > congruence => (0, first.align),
+            true => (offset % congruence, congruence),
+            false => (0, first.align.max(SHIFTED_ALIGN)),
         };
-        let (residue, modulus) = match direct && memory_align > align {
-            true => (offset % memory_align, memory_align),
-            false => (0, align),
-        };
-        Group { members: vec![first], residue, modulus, direct, end }
+        Group { members: vec![first], residue, modulus, direct: keeps_residue && facts.direct.is_some(), end }
     }
 
     fn takes(&self, member: &Member) -> bool {
@@ -429,17 +414,11 @@ impl Group {
     }
 
     /// Gives the members their places. A group too small for reads of its own becomes loose items.
-    fn settle(
-        self,
-        wanted: &[Wanted],
-        device: DeviceLimits,
-        layout: &mut Layout,
-        placements: &mut [Option<Placement>],
-    ) -> Result<()> {
+    fn settle(self, wanted: &[Wanted], layout: &mut Layout, placements: &mut [Option<Placement>]) -> Result<()> {
         let first = &self.members[0];
         let small = self.end - first.offset < SMALL_SEGMENT_BYTES;
         let strictest = self.members.iter().map(|member| member.align).max().unwrap_or(1);
-        let modulus = if small { self.modulus.min(strictest.max(device.preferred_align)) } else { self.modulus };
+        let modulus = if small { self.modulus.min(strictest.max(SHIFTED_ALIGN)) } else { self.modulus };
         let arena = congruent_up(layout.arena_bytes, self.residue % modulus, modulus);
         let place = |member: &Member| arena + (member.offset - first.offset);
         layout.arena_bytes = arena.checked_add(self.end - first.offset).ok_or_else(too_large)?;

@@ -116,7 +116,8 @@ fn the_library_reads_no_environment_and_prints_nothing() {
         if room == "cli" || room == "main" {
             continue;
         }
-        let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let code = text.split("mod tests {").next().unwrap_or_default();
+        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         for word in ["env::var", "println!", "eprintln!"] {
             assert!(!code.contains(word), "src/{} uses {word}", path.display());
         }

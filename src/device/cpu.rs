@@ -13,9 +13,6 @@ use crate::error::{Error, Result};
 use crate::host::HostBlock;
 use crate::staging::{StagingBuffer, StagingPool};
 
-/// Cache-line and widest-vector alignment: what tensors get where the file's layout permits it for free.
-const PREFERRED_ALIGN: u64 = 64;
-
 /// Host memory.
 #[derive(Debug, Default)]
 pub struct CpuDevice {
@@ -23,7 +20,7 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// The device. Tensors are aligned for their element type, and to 64 bytes where that costs no extra copy.
+    /// The device. Tensors are aligned for their element type; otherwise they keep the residue that they have in the file.
     pub fn new() -> CpuDevice {
         CpuDevice { align: None }
     }
@@ -42,7 +39,7 @@ impl Device for CpuDevice {
 
     fn limits(&self) -> DeviceLimits {
         let align = self.align.unwrap_or(1);
-        DeviceLimits { host_visible: true, keeps: true, align, preferred_align: align.max(PREFERRED_ALIGN), streams: 1 }
+        DeviceLimits { host_visible: true, keeps: true, align, streams: 1 }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {

@@ -53,8 +53,6 @@ pub struct DeviceLimits {
     pub keeps: bool,
     /// The alignment, in bytes, that every tensor gets at least; a power of two.
     pub align: u64,
-    /// The alignment that it would like where it costs nothing; a power of two, not below `align`.
-    pub preferred_align: u64,
     /// Streams that are worth having at once.
     pub streams: usize,
 }
