@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use crate::fault::Fault;
+pub use crate::fault::{Fault, Listed};
 
 /// The result of a vramp call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -31,7 +31,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A file breaks the rules of its format.
-    #[error("{}{}: {fault}", path.display(), Named(tensor))]
+    #[error("{}{}: {fault}", path.display(), Unnamed(tensor, fault))]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -213,6 +213,15 @@ struct Named<'a>(&'a Option<String>);
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |name| write!(f, ": tensor {name:?}"))
+    }
+}
+
+/// ` (tensor "name")`, or nothing where the fault names its tensor itself.
+struct Unnamed<'a>(&'a Option<String>, &'a Fault);
+
+impl fmt::Display for Unnamed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.1.tensor().is_some() { Ok(()) } else { Named(self.0).fmt(f) }
     }
 }
 

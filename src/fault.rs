@@ -1,13 +1,147 @@
 //! What can be wrong inside a file, without saying which file: the parsers return it, their callers add the place.
 //!
 //! Each fault carries both numbers (what the format demands, what was found) and the likely cause in a person's words.
-//! This file never reads anything: it only names conditions.
+//! All problems of one kind are in one fault, as a [`Listed`]. This file never reads anything: it only names conditions.
+
+use std::fmt;
 
 /// One kind of damage or rule broken inside a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Placeholder until the formats arrive.
+    /// The file has no byte.
+    #[error("the file is empty (0 bytes): a download or copy that never finished, or a full disk; fetch it again")]
+    Empty,
+    /// The file cannot even hold the length of a header.
+    #[error(
+        "the file has {found} bytes, fewer than the 8 that hold the length of the header: truncated, or not a \
+         safetensors file; fetch it again"
+    )]
+    TooShort {
+        /// Length of the file in bytes.
+        found: u64,
+    },
+    /// The file is something else under a wrong name.
+    #[error("not a safetensors file but {what}; {advice}")]
+    Foreign {
+        /// What it looks like.
+        what: String,
+        /// What to do.
+        advice: String,
+    },
+    /// The header would end after the file does.
+    #[error(
+        "the header is said to take {header} bytes, but the file has {found} in all{}: truncated or half-downloaded, or \
+         not a safetensors file; fetch it again",
+        AboveLimit(above)
+    )]
+    HeaderPastEnd {
+        /// Length of the header in bytes, as the file states it.
+        header: u64,
+        /// Length of the file in bytes.
+        found: u64,
+        /// The header limit in bytes, where the stated length is above it too.
+        above: Option<u64>,
+    },
+    /// The header does not begin with `{`.
+    #[error("the header must begin with `{{`, but begins with {found}")]
+    HeaderStart {
+        /// What it begins with.
+        found: String,
+    },
+    /// The header is filled up with NUL bytes.
+    #[error("the header is padded with {count} NUL bytes: the format allows spaces only; write the file again")]
+    HeaderPadding {
+        /// How many NUL bytes follow the object.
+        count: usize,
+    },
+    /// Text that must be UTF-8 is not.
+    #[error("the {what} is not UTF-8: byte {at} is no part of a character")]
+    NotUtf8 {
+        /// Which text.
+        what: &'static str,
+        /// Offset in bytes within that text.
+        at: usize,
+    },
+    /// Text that must be JSON is not.
+    #[error("the {what} is not valid JSON: {why}")]
+    Json {
+        /// Which text.
+        what: &'static str,
+        /// What the JSON parser says, with the position.
+        why: String,
+    },
+    /// A key stands twice in one JSON object.
+    #[error("duplicate {}: {list}", plural(.0, "key", "keys"), list = .0)]
+    Duplicate(Listed),
+    /// Members are missing, of the wrong type, or numbers outside 64 bits.
+    #[error("{0}")]
+    Member(Listed),
+    /// The free-text `__metadata__` is not an object of strings.
+    #[error("`__metadata__` must be an object of strings: {0}")]
+    Metadata(Listed),
+    /// Shape and dtype ask for another number of bytes than the range holds.
+    #[error("{} do not fit: {list}", plural(.0, "a shape and its bytes", "shapes and their bytes"), list = .0)]
+    Size(Listed),
+    /// Tensors share bytes.
+    #[error("tensors overlap: {0}")]
+    Overlap(Listed),
+    /// Bytes between tensors belong to none.
+    #[error("{} not covered by any tensor (a hole): {list}", plural(.0, "bytes are", "byte ranges are"), list = .0)]
+    Hole(Listed),
+    /// The file ends before its last tensor does.
+    #[error(
+        "truncated: the tensors need a file of {needed} bytes, but it has {found} ({} missing): an incomplete download or \
+         copy; fetch it again",
+        needed.saturating_sub(*found)
+    )]
+    Truncated {
+        /// Length in bytes that header and tensors need.
+        needed: u64,
+        /// Length of the file in bytes.
+        found: u64,
+    },
+    /// The file goes on after its last tensor.
+    #[error(
+        "trailing bytes: the tensors end at byte {needed}, but the file has {found} ({} too many): written twice, or \
+         something was appended",
+        found.saturating_sub(*needed)
+    )]
+    Trailing {
+        /// Length in bytes that header and tensors need.
+        needed: u64,
+        /// Length of the file in bytes.
+        found: u64,
+    },
+    /// An index without its map.
+    #[error("the index has no `weight_map` (tensor name to file name): {why}")]
+    NoWeightMap {
+        /// What was found instead.
+        why: String,
+    },
+    /// Values of an index that lead out of its folder, or into a sub-folder.
+    #[error(
+        "the index names {} that may not be opened: only plain file names beside the index are followed: {list}",
+        plural(.0, "a file", "files"), list = .0)]
+    Escapes(Listed),
+    /// An index that names tensors its files do not hold.
+    #[error("stale index: {} where the index says: {list}", plural(.0, "a tensor is not", "tensors are not"), list = .0)]
+    Stale(Listed),
+    /// One tensor in several files.
+    #[error("{} in more than one file: {list}", plural(.0, "a tensor is", "tensors are"), list = .0)]
+    TwoFiles(Listed),
+    /// Boxes of a tensor that was cut over several files do not cover it exactly once.
+    #[error("{} cannot be put together from the files: {list}", plural(.0, "a cut tensor", "cut tensors"), list = .0)]
+    Boxes(Listed),
+    /// Several files of one checkpoint are damaged.
+    #[error("{first} (and {others} refused too)")]
+    Several {
+        /// What is wrong with the first.
+        first: Box<Fault>,
+        /// The other files.
+        others: Listed,
+    },
+    /// Anything else.
     #[error("{0}")]
     Other(String),
 }
@@ -15,6 +149,146 @@ pub enum Fault {
 impl Fault {
     /// The tensor this fault is about, where it is about exactly one.
     pub fn tensor(&self) -> Option<&str> {
-        None
+        match self {
+            Fault::Member(listed)
+            | Fault::Size(listed)
+            | Fault::Overlap(listed)
+            | Fault::Stale(listed)
+            | Fault::TwoFiles(listed)
+            | Fault::Boxes(listed) => listed.tensor(),
+            Fault::Several { first, .. } => first.tensor(),
+            _ => None,
+        }
+    }
+}
+
+/// Problems of one kind: the first few in words, and how many there are.
+///
+/// However hostile the input, it keeps a bounded number of texts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listed {
+    shown: Vec<String>,
+    total: usize,
+    tensor: Option<String>,
+}
+
+impl Listed {
+    /// Problems that are kept in words; the others are only counted.
+    pub const SHOWN: usize = 20;
+
+    /// An empty list.
+    pub fn new() -> Listed {
+        Listed::default()
+    }
+
+    /// Adds a problem.
+    pub fn push(&mut self, problem: impl FnOnce() -> String) {
+        self.total += 1;
+        self.tensor = None;
+        if self.shown.len() < Self::SHOWN {
+            self.shown.push(problem());
+        }
+    }
+
+    /// Adds a problem that is about one tensor.
+    pub fn push_tensor(&mut self, tensor: &str, problem: impl FnOnce() -> String) {
+        self.push(problem);
+        self.tensor = (self.total == 1).then(|| tensor.to_owned());
+    }
+
+    /// How many problems there are, shown or not.
+    pub fn len(&self) -> usize {
+        self.total
+    }
+
+    /// Whether there is no problem.
+    pub fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
+    /// The tensor concerned, where there is exactly one problem and it is about one.
+    pub fn tensor(&self) -> Option<&str> {
+        self.tensor.as_deref()
+    }
+
+    /// The fault that `kind` makes of the problems, or nothing where there are none.
+    ///
+    /// # Errors
+    /// That fault.
+    pub fn into_fault(self, kind: fn(Listed) -> Fault) -> Result<(), Fault> {
+        if self.is_empty() { Ok(()) } else { Err(kind(self)) }
+    }
+}
+
+impl<S: Into<String>> FromIterator<S> for Listed {
+    fn from_iter<I: IntoIterator<Item = S>>(problems: I) -> Listed {
+        let mut listed = Listed::new();
+        problems.into_iter().for_each(|problem| listed.push(|| problem.into()));
+        listed
+    }
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, problem) in self.shown.iter().enumerate() {
+            write!(f, "{}{problem}", if at == 0 { "" } else { "; " })?;
+        }
+        match self.total - self.shown.len() {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+/// A name in quotes, with control characters escaped, cut where it is absurdly long.
+pub(crate) fn quoted(name: &str) -> String {
+    const LONGEST: usize = 300;
+    match name.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}… ({} bytes)", &name[..end], name.len()),
+        None => format!("{name:?}"),
+    }
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn plural<'a>(listed: &Listed, one: &'a str, many: &'a str) -> &'a str {
+    if listed.len() == 1 { one } else { many }
+}
+
+/// ` (and the limit for headers is …)`, or nothing.
+struct AboveLimit<'a>(&'a Option<u64>);
+
+impl fmt::Display for AboveLimit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |limit| write!(f, " (and headers are limited to {limit}, see --max-header-bytes)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_a_few_words_and_counts_the_rest() {
+        let listed: Listed = (0..Listed::SHOWN + 5).map(|n| format!("p{n}")).collect();
+        assert!(listed.to_string().ends_with("p19; and 5 more"), "{listed}");
+    }
+
+    #[test]
+    fn a_fault_about_one_tensor_names_it_and_one_about_two_does_not() {
+        let mut listed = Listed::new();
+        listed.push_tensor("a", || "a is odd".into());
+        assert_eq!(Fault::Size(listed.clone()).tensor(), Some("a"));
+        listed.push_tensor("b", || "b is odd".into());
+        assert_eq!(Fault::Size(listed).tensor(), None);
+    }
+
+    #[test]
+    fn quoted_names_show_control_characters_and_have_an_end() {
+        assert_eq!(quoted("a\u{1b}[31m"), r#""a\u{1b}[31m""#);
+        assert!(quoted(&"é".repeat(5000)).len() < 700);
     }
 }
