@@ -8,5 +8,7 @@ mod fault;
 pub mod host;
 pub mod source;
 pub mod staging;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use error::{Error, Fault, Result};
