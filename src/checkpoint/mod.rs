@@ -1,7 +1,24 @@
 //! What a checkpoint holds: its weight files, the tensors in them and where each byte of a tensor lies.
 //!
-//! Opening reads headers only. A [`Checkpoint`] is plain data; nothing here reads a tensor's bytes, starts a thread or knows
-//! a device. Formats add [`Shard`]s and [`TensorInfo`]s; `index` decides which files belong together.
+//! Opening reads headers only, those of several files at a time. A [`Checkpoint`] is plain data; nothing here keeps a file
+//! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
+//! to one checkpoint.
+
+mod dcp;
+mod folder;
+mod hub;
+pub mod index;
+mod json;
+mod lookalike;
+mod merge;
+mod nearest;
+mod open;
+pub mod safetensors;
+mod shard;
+#[cfg(test)]
+mod tests;
+
+pub use open::OpenOptions;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,0 +1,87 @@
+//! Where a Hugging Face name or cache folder leads on this machine.
+//!
+//! A cache folder is `models--ORG--NAME` with `refs/main` (the revision) and `snapshots/REVISION` (links into `blobs`).
+//! Nothing is downloaded, and no environment variable is read: the caller says where the cache is.
+
+use std::path::{Path, PathBuf};
+
+use super::index::is_plain_name;
+use crate::error::{Error, Result};
+
+/// The cache folder of a name such as `org/name`, if `path` can be one at all.
+pub(crate) fn cache_folder(path: &Path, cache: &Path) -> Option<PathBuf> {
+    let name = model_name(path)?;
+    Some(cache.join(format!("models--{}", name.replace('/', "--"))))
+}
+
+/// `org/name` or `name`, as the Hub allows them.
+pub(crate) fn model_name(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    let is_word = |word: &str| {
+        !word.is_empty()
+            && !word.starts_with(['.', '-'])
+            && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    };
+    let words = name.split('/').collect::<Vec<_>>();
+    let is_file = [".safetensors", ".json", ".pt", ".bin"].iter().any(|end| name.ends_with(end));
+    (words.len() <= 2 && words.iter().all(|word| is_word(word)) && !is_file).then_some(name)
+}
+
+/// Whether the folder is a model's folder in a cache, not a snapshot of it.
+pub(crate) fn is_cache_folder(folder: &Path) -> bool {
+    folder.join("snapshots").is_dir() && (folder.join("refs").is_dir() || folder.join("blobs").is_dir())
+}
+
+/// The snapshot that `refs/main` names, or the only one there is.
+pub(crate) fn snapshot(folder: &Path) -> Result<PathBuf> {
+    let snapshots = folder.join("snapshots");
+    let named = std::fs::read_to_string(folder.join("refs/main")).ok();
+    if let Some(revision) = named.as_deref().map(str::trim).filter(|revision| is_plain_name(revision)) {
+        let snapshot = snapshots.join(revision);
+        return if snapshot.is_dir() { Ok(snapshot) } else { Err(absent(folder, revision)) };
+    }
+    match &all_snapshots(&snapshots)?[..] {
+        [only] => Ok(only.clone()),
+        several => Err(undecided(folder, several)),
+    }
+}
+
+fn all_snapshots(snapshots: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(snapshots).map_err(|e| Error::io("list", snapshots, e))?;
+    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir()).collect();
+    found.sort();
+    Ok(found)
+}
+
+fn absent(folder: &Path, revision: &str) -> Error {
+    Error::NotFound {
+        what: format!("{}: refs/main names the snapshot {revision:?}, which is not there", folder.display()),
+        hint: Some("download the model again; vramp does not download".into()),
+    }
+}
+
+fn undecided(folder: &Path, snapshots: &[PathBuf]) -> Error {
+    let names: Vec<_> = snapshots.iter().filter_map(|path| path.file_name()?.to_str()).take(10).collect();
+    Error::NotFound {
+        what: format!("{}: no refs/main, and {} snapshots", folder.display(), snapshots.len()),
+        hint: Some(match names[..] {
+            [] => "download the model again; vramp does not download".into(),
+            _ => format!("name the folder of one: {}", names.join(", ")),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub_are_told_from_paths() {
+        for name in ["org/name", "gpt2", "meta-llama/Llama-3.1-8B"] {
+            assert_eq!(model_name(Path::new(name)), Some(name));
+        }
+        for path in ["./org/name", "/org/name", "a/b/c", "../x", "org/", "model.safetensors", "a b/c"] {
+            assert_eq!(model_name(Path::new(path)), None, "{path}");
+        }
+    }
+}

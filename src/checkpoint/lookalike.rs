@@ -1,0 +1,150 @@
+//! What a file is that should have been a safetensors file: recognised by its first bytes, with what to do about it.
+//!
+//! Only asked once the file has been refused, so a guess here can never refuse a good file. It reads nothing itself.
+
+use crate::fault::Fault;
+
+/// Bytes at the beginning of a file that are enough to recognise all of these.
+pub(crate) const BEGINNING: usize = 1024;
+
+const CONVERT: &str = "convert it to safetensors first";
+const AGAIN: &str = "fetch the file again";
+
+/// Offset, bytes found there, what that is, what to do.
+const MAGIC: &[(usize, &[u8], &str, &str)] = &[
+    (0, b"PK\x03\x04", "a zip archive (a PyTorch `.pt`/`.bin` file under a wrong name?)", CONVERT),
+    (0, b"PK\x05\x06", "an empty zip archive", AGAIN),
+    (0, b"GGUF", "a GGUF file", "use the safetensors files that it was made from"),
+    (0, b"\x1f\x8b", "a gzip archive", "unpack it with `gunzip` first"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it with `unzstd` first"),
+    (0, b"\xfd7zXZ\x00", "an xz archive", "unpack it with `unxz` first"),
+    (0, b"BZh", "a bzip2 archive", "unpack it with `bunzip2` first"),
+    (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras `.h5`?)", CONVERT),
+    (0, b"\x93NUMPY", "a NumPy `.npy` array", CONVERT),
+    (257, b"ustar", "a tar archive", "unpack it with `tar -xf` first"),
+    (0, b"PAR1", "a Parquet file", "that is a data set, not weights"),
+    (0, b"\x7fELF", "an ELF program or library", AGAIN),
+    (0, b"%PDF", "a PDF document", AGAIN),
+];
+
+/// The fault of a file that begins with `beginning`, where that is something known.
+pub(crate) fn recognise(beginning: &[u8]) -> Option<Fault> {
+    lfs_pointer(beginning)
+        .or_else(|| magic(beginning))
+        .or_else(|| text(beginning))
+        .or_else(|| pickle(beginning))
+        .or_else(|| {
+            let zero = !beginning.is_empty() && beginning.iter().all(|&byte| byte == 0);
+            zero.then(|| foreign("zero bytes only (space that was set aside but never written)", AGAIN))
+        })
+}
+
+fn foreign(what: impl Into<String>, advice: impl Into<String>) -> Fault {
+    Fault::Foreign { what: what.into(), advice: advice.into() }
+}
+
+fn lfs_pointer(beginning: &[u8]) -> Option<Fault> {
+    let rest = beginning.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
+    let size = rest.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"size "));
+    let size = size.and_then(|digits| std::str::from_utf8(digits).ok()?.trim().parse::<u64>().ok());
+    let of = size.map_or(String::new(), |bytes| format!(" of {bytes} bytes"));
+    Some(foreign(
+        format!("a Git LFS pointer: the real file{of} was not fetched"),
+        "run `git lfs pull` in the repository, or download the file itself",
+    ))
+}
+
+fn magic(beginning: &[u8]) -> Option<Fault> {
+    let found = MAGIC.iter().find(|(at, magic, ..)| beginning.get(*at..).is_some_and(|rest| rest.starts_with(magic)));
+    found.map(|&(_, _, what, advice)| foreign(what, advice))
+}
+
+/// A pickle of protocol 2 to 5: the PROTO opcode, then an opcode that such a file can go on with.
+fn pickle(beginning: &[u8]) -> Option<Fault> {
+    let is_pickle = matches!(beginning, [0x80, 2..=5, ..]);
+    is_pickle.then(|| foreign("a Python pickle (a PyTorch `.pt`/`.bin` file under a wrong name?)", CONVERT))
+}
+
+/// Text of some kind: nothing but printable bytes.
+fn text(beginning: &[u8]) -> Option<Fault> {
+    let is_text = |byte: &u8| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..);
+    let shown = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(beginning).trim_ascii_start();
+    if shown.is_empty() || !shown.iter().all(is_text) || !mostly_utf8(shown) {
+        return None;
+    }
+    let lower = shown.iter().take(64).map(u8::to_ascii_lowercase).collect::<Vec<_>>();
+    Some(match &lower[..] {
+        [b'<', b'!', ..] => html(),
+        begins if begins.starts_with(b"<html") || begins.starts_with(b"<head") => html(),
+        [b'<', ..] => foreign("an XML document (an error answer of a server?)", AGAIN),
+        [b'{' | b'[', ..] => foreign(
+            "JSON text without the 8 bytes of length before it (an index, a config or an error answer of a server?)",
+            "name the weight file itself",
+        ),
+        [b'.', b'.', b'/', ..] => foreign(
+            format!("the text of a link to {:?} (a link copied or checked out as a plain file?)", first_words(shown)),
+            "fetch the file that the link means",
+        ),
+        _ => foreign(format!("text that begins with {:?}", first_words(shown)), AGAIN),
+    })
+}
+
+fn html() -> Fault {
+    foreign("an HTML page (a log-in or error page saved as weights?)", "download it again from its direct link")
+}
+
+/// Whether it is UTF-8, but for a character cut off at the end.
+fn mostly_utf8(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).map_or_else(|e| e.error_len().is_none(), |_| true)
+}
+
+fn first_words(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().chars().take(40).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(beginning: &[u8]) -> String {
+        recognise(beginning).map_or(String::new(), |fault| fault.to_string())
+    }
+
+    #[test]
+    fn a_pointer_quotes_the_size_that_the_real_file_has() {
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4265380512\n";
+        let said = said(pointer);
+        assert!(said.contains("Git LFS") && said.contains("4265380512") && said.contains("git lfs pull"), "{said}");
+    }
+
+    #[test]
+    fn each_kind_is_named() {
+        let tar = [&[b'a'; 257][..], b"ustar\0"].concat();
+        let table: &[(&[u8], &str)] = &[
+            (b"PK\x03\x04rest", "zip"),
+            (b"GGUF\x03\0\0\0", "GGUF"),
+            (b"\x80\x02}q\0.", "pickle"),
+            (b"\x1f\x8b\x08\0", "gzip"),
+            (b"\x89HDF\r\n\x1a\n", "HDF5"),
+            (b"\x93NUMPY\x01\0", "NumPy"),
+            (&tar, "tar"),
+            (b"<!DOCTYPE html><html>", "HTML"),
+            (b"\n<HTML><body>", "HTML"),
+            (b"<?xml version=\"1.0\"?><Error>", "XML"),
+            (b"{\"error\":\"not found\"}", "JSON"),
+            (b"Not Found", "Not Found"),
+            (b"../../blobs/0123", "a link to \"../../blobs/0123\""),
+            (&[0; 64], "zero bytes"),
+        ];
+        for (bytes, word) in table {
+            assert!(said(bytes).contains(word), "{word}: {}", said(bytes));
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_about_bytes_that_are_nothing_known() {
+        assert_eq!(recognise(&[1, 2, 3, 4, 5, 6, 7, 8, 9]), None);
+        assert_eq!(recognise(&[]), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! The headers of all files of a checkpoint, made into one: each tensor in one place, the index and the headers agreeing.
+//!
+//! It opens nothing. An index decides tensor by tensor: what it does not list is left alone with a warning, what it lists
+//! must be where it says, and must not be in a second of its files. Without an index no two files may share a tensor. Only
+//! pieces that PyTorch's distributed checkpointing cut apart may, and then `dcp` puts them together.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::dcp::{self, Offsets, Piece};
+use super::index::Index;
+use super::safetensors::Stored;
+use super::shard::Head;
+use super::{Checkpoint, Shard, TensorData, TensorInfo};
+use crate::error::{Error, Result};
+use crate::extent::{Extent, ShardIndex};
+use crate::fault::{Fault, Listed, counted, quoted};
+
+/// A single file as a checkpoint, its tensors as they are stored: pieces stay pieces.
+pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
+    let mut warnings = head.header.warnings;
+    let cut = dcp::offsets(&head.header.metadata).ok().flatten().unwrap_or_default();
+    let pieces: Listed =
+        head.header.tensors.iter().filter(|stored| is_inner(&cut, stored)).map(|s| quoted(&s.name)).collect();
+    if !pieces.is_empty() {
+        warnings.push(format!(
+            "pieces of tensors that were cut over several files (open the folder for the whole): {pieces}"
+        ));
+    }
+    let whole = |stored: Stored| {
+        let data = TensorData::Whole(Extent { shard: 0, offset: stored.offset, len: stored.len });
+        TensorInfo { name: stored.name, dtype: stored.dtype, shape: stored.shape, data }
+    };
+    let mut tensors: Vec<TensorInfo> = head.header.tensors.into_iter().map(whole).collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Checkpoint { path: path.to_owned(), shards: vec![head.shard], tensors, metadata: head.header.metadata, warnings }
+}
+
+fn is_inner(cut: &Offsets, stored: &Stored) -> bool {
+    cut.get(stored.name.as_ref()).is_some_and(|start| start.iter().any(|&at| at > 0))
+}
+
+/// Many files as one checkpoint. `heads` are those of the index's files, in its order, where there is an index.
+pub(crate) fn many(path: &Path, heads: Vec<Head>, index: Option<&Index>) -> Result<Checkpoint> {
+    let cuts = heads.iter().map(cut).collect::<Result<Vec<_>>>()?;
+    let mut merge = Merge { index, heads: &heads, cuts: &cuts, ..Merge::new(&heads, &cuts) };
+    let tensors = merge.run().map_err(|fault| Error::malformed(path, fault))?;
+    let mut warnings = std::mem::take(&mut merge.warnings);
+    warnings.extend(heads.iter().flat_map(warnings_of));
+    let (shards, metadata) = parts(heads);
+    Ok(Checkpoint { path: path.to_owned(), shards, tensors, metadata, warnings })
+}
+
+fn cut(head: &Head) -> Result<Offsets> {
+    let offsets = dcp::offsets(&head.header.metadata).map_err(|fault| Error::malformed(&head.shard.path, fault))?;
+    Ok(offsets.unwrap_or_default())
+}
+
+fn warnings_of(head: &Head) -> impl Iterator<Item = String> {
+    head.header.warnings.iter().map(|warning| format!("{}: {warning}", name_of(head)))
+}
+
+fn parts(heads: Vec<Head>) -> (Vec<Shard>, BTreeMap<String, String>) {
+    let mut metadata = BTreeMap::new();
+    let mut shards = Vec::with_capacity(heads.len());
+    for head in heads {
+        for (key, value) in head.header.metadata {
+            metadata.entry(key).or_insert(value);
+        }
+        shards.push(head.shard);
+    }
+    (shards, metadata)
+}
+
+fn name_of(head: &Head) -> String {
+    let path = &head.shard.path;
+    quoted(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
+}
+
+/// The state of one merge: the inputs, and the problems and remarks so far.
+struct Merge<'a> {
+    index: Option<&'a Index>,
+    heads: &'a [Head],
+    cuts: &'a [Offsets],
+    stale: Listed,
+    twice: Listed,
+    boxes: Listed,
+    unlisted: Listed,
+    warnings: Vec<String>,
+}
+
+impl<'a> Merge<'a> {
+    fn new(heads: &'a [Head], cuts: &'a [Offsets]) -> Merge<'a> {
+        Merge {
+            index: None,
+            heads,
+            cuts,
+            stale: Listed::new(),
+            twice: Listed::new(),
+            boxes: Listed::new(),
+            unlisted: Listed::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn run(&mut self) -> Result<Vec<TensorInfo>, Fault> {
+        let stored = self.stored();
+        self.find_absent(&stored);
+        let groups = stored.chunk_by(|a, b| a.1.name == b.1.name);
+        let tensors = groups.filter_map(|group| self.tensor(group)).collect();
+        std::mem::take(&mut self.stale).into_fault(Fault::Stale)?;
+        std::mem::take(&mut self.twice).into_fault(Fault::TwoFiles)?;
+        std::mem::take(&mut self.boxes).into_fault(Fault::Boxes)?;
+        if !self.unlisted.is_empty() {
+            let (count, unlisted) = (counted(self.unlisted.len(), "tensor"), &self.unlisted);
+            self.warnings.push(format!("left alone because the index does not name them: {count}: {unlisted}"));
+        }
+        Ok(tensors)
+    }
+
+    /// Every stored tensor with its shard, by name.
+    fn stored(&self) -> Vec<(ShardIndex, &'a Stored)> {
+        let number = |at: usize| ShardIndex::try_from(at).unwrap_or(ShardIndex::MAX);
+        let of = |(at, head): (usize, &'a Head)| head.header.tensors.iter().map(move |stored| (number(at), stored));
+        let mut stored: Vec<_> = self.heads.iter().enumerate().flat_map(of).collect();
+        stored.sort_by(|a, b| a.1.name.cmp(&b.1.name).then(a.0.cmp(&b.0)));
+        stored
+    }
+
+    /// Notes what the index lists and no file holds.
+    fn find_absent(&mut self, stored: &[(ShardIndex, &Stored)]) {
+        for (name, file) in self.index.iter().flat_map(|index| index.tensors()) {
+            if stored.binary_search_by(|(_, stored)| stored.name.cmp(name)).is_err() {
+                let file = self.file(*file);
+                self.stale.push_tensor(name, || format!("{} is not in {file}", quoted(name)));
+            }
+        }
+    }
+
+    /// The tensor that all pieces of one name make, unless it is left alone or wrong.
+    fn tensor(&mut self, group: &[(ShardIndex, &'a Stored)]) -> Option<TensorInfo> {
+        let (_, first) = group.first()?;
+        if !self.is_listed(&first.name, group) {
+            return None;
+        }
+        let made = match self.pieces(group) {
+            Some(pieces) => dcp::assemble(&pieces).map_err(|why| {
+                self.boxes.push_tensor(&first.name, || format!("{}: {why}", quoted(&first.name)));
+            }),
+            None => self.only(group),
+        };
+        let (shape, data) = made.ok()?;
+        Some(TensorInfo { name: Arc::clone(&first.name), dtype: first.dtype.clone(), shape, data })
+    }
+
+    /// Whether the tensor counts. Where the index disagrees with the files about its place, that is noted.
+    fn is_listed(&mut self, name: &Arc<str>, group: &[(ShardIndex, &Stored)]) -> bool {
+        let Some(index) = self.index else { return true };
+        let Some(&file) = index.tensors().get(name) else {
+            self.unlisted.push(|| quoted(name));
+            return false;
+        };
+        if !group.iter().any(|(shard, _)| *shard as usize == file) {
+            let (said, found) =
+                (self.file(file), group.first().map_or(String::new(), |(at, _)| self.file(*at as usize)));
+            self.stale.push_tensor(name, || format!("{} is not in {said} but in {found}", quoted(name)));
+        }
+        true
+    }
+
+    /// The group as pieces of a cut tensor, if every file says that it is one.
+    fn pieces(&self, group: &[(ShardIndex, &'a Stored)]) -> Option<Vec<Piece<'a>>> {
+        let piece = |&(shard, stored): &(ShardIndex, &'a Stored)| {
+            let start = self.cuts.get(shard as usize)?.get(stored.name.as_ref())?;
+            Some(Piece { shard, stored, start })
+        };
+        group.iter().map(piece).collect()
+    }
+
+    /// A tensor that must be in one file only.
+    fn only(&mut self, group: &[(ShardIndex, &Stored)]) -> Result<(Vec<u64>, TensorData), ()> {
+        let &[(shard, stored)] = group else {
+            let name = &group.first().ok_or(())?.1.name;
+            let files: Vec<_> = group.iter().map(|(shard, _)| self.file(*shard as usize)).collect();
+            self.twice.push_tensor(name, || format!("{} is in {}", quoted(name), files.join(" and in ")));
+            return Err(());
+        };
+        let extent = Extent { shard, offset: stored.offset, len: stored.len };
+        Ok((stored.shape.clone(), TensorData::Whole(extent)))
+    }
+
+    fn file(&self, at: usize) -> String {
+        self.heads.get(at).map_or(String::new(), name_of)
+    }
+}

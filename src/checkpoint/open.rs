@@ -1,0 +1,283 @@
+//! From a path to a [`Checkpoint`]: a weight file, a folder, an index, a Hugging Face cache folder or a name in that cache.
+//!
+//! It reads headers, an index and `refs/main`, and nothing else. Which names of a folder count is `folder`'s knowledge, what
+//! a header may say `safetensors`'s, and how files fit together `merge`'s.
+
+use std::fs::DirEntry;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
+use super::index::Index;
+use super::safetensors::MAX_HEADER_BYTES;
+use super::{Checkpoint, hub, merge, nearest, shard};
+use crate::error::{Error, Result};
+use crate::fault::{Listed, counted, quoted};
+
+/// Ends of names that are weights in formats other than safetensors.
+const FOREIGN: &[&str] =
+    &[".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
+
+/// How to open a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// The longest header, and the longest index, that is read, in bytes.
+    pub max_header_bytes: u64,
+    /// Which copy of the weights to take from a folder that holds several: `fp16` takes `model.fp16.safetensors`.
+    pub variant: Option<String>,
+    /// The Hugging Face cache (`…/huggingface/hub`), to find `org/name` in; without it such names are not found.
+    pub hub_cache: Option<PathBuf>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions { max_header_bytes: MAX_HEADER_BYTES, variant: None, hub_cache: None }
+    }
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint: a safetensors file, a folder of them, an `*.index.json`, or a Hugging Face cache folder. Only
+    /// headers are read, and no file stays open.
+    ///
+    /// # Errors
+    /// When something is not there, or may not be read, or breaks a rule of its format; the message names the file, the
+    /// tensor, what was expected and what was found.
+    pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, &OpenOptions::default())
+    }
+
+    /// Opens a checkpoint with other than the default options.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`]. A header above the limit is [`Error::Limit`].
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checkpoint> {
+        let path = path.as_ref();
+        match std::fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => open_folder(path, options),
+            Ok(_) if is_index(path) => open_index(path, None, options),
+            Ok(_) => open_file(path, options),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => open_name(path, options),
+            // Opening it again says why, for a dangling link too.
+            Err(_) => open_file(path, options),
+        }
+    }
+}
+
+fn is_index(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
+fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    Ok(merge::one(path, shard::read_head(path, options.max_header_bytes)?))
+}
+
+// ---- names
+
+fn open_name(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    let cached = options.hub_cache.as_deref().and_then(|cache| hub::cache_folder(path, cache));
+    match cached.as_deref() {
+        Some(folder) if folder.is_dir() => open_folder(folder, options),
+        cached => Err(no_such_path(path, cached)),
+    }
+}
+
+fn no_such_path(path: &Path, cached: Option<&Path>) -> Error {
+    let what = match cached {
+        None => format!("{}: no such file or folder", path.display()),
+        Some(folder) => {
+            format!("{}: no such file or folder, and not in the cache as {}", path.display(), folder.display())
+        }
+    };
+    let download = || "vramp does not download: fetch the model first, for example with `hf download`".to_owned();
+    let hint = near_file(path).or_else(|| hub::model_name(path).filter(|name| name.contains('/')).map(|_| download()));
+    Error::NotFound { what, hint }
+}
+
+fn near_file(path: &Path) -> Option<String> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return Some(format!("its folder {} is not there either", parent.display())).filter(|_| !path.is_relative());
+    };
+    let names: Vec<String> =
+        entries.take(10_000).filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    nearest::hint(path.file_name()?.to_str()?, names.iter().map(String::as_str))
+}
+
+// ---- folders
+
+fn open_folder(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    if hub::is_cache_folder(path) {
+        return open_folder(&hub::snapshot(path)?, options);
+    }
+    let listing = Listing::of(path)?;
+    match folder::choose(&listing.files, options.variant.as_deref()) {
+        Ok(Choice { files: Files::Index(name), others }) => open_index(&path.join(name), Some((path, others)), options),
+        Ok(Choice { files: Files::Weights(names), others }) => open_weights(path, &names, &others, options),
+        Err(why) => Err(nothing_chosen(path, &listing, options, why)),
+    }
+}
+
+/// The names of a folder, sorted.
+struct Listing {
+    files: Vec<String>,
+    folders: Vec<String>,
+}
+
+impl Listing {
+    fn of(path: &Path) -> Result<Listing> {
+        let cannot = |e| Error::io("list", path, e);
+        let mut listing = Listing { files: Vec::new(), folders: Vec::new() };
+        for entry in std::fs::read_dir(path).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
+            // A name that is not UTF-8 is none that any writer of checkpoints makes.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if is_folder(&entry) { listing.folders.push(name) } else { listing.files.push(name) }
+        }
+        listing.files.sort();
+        listing.folders.sort();
+        Ok(listing)
+    }
+}
+
+fn is_folder(entry: &DirEntry) -> bool {
+    match entry.file_type() {
+        Ok(kind) if kind.is_symlink() => entry.path().is_dir(),
+        Ok(kind) => kind.is_dir(),
+        Err(_) => false,
+    }
+}
+
+fn open_weights(path: &Path, names: &[String], others: &[String], options: &OpenOptions) -> Result<Checkpoint> {
+    let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
+    let heads = shard::read_heads(&paths, options.max_header_bytes)?;
+    let mut checkpoint = merge::many(path, heads, None)?;
+    checkpoint.warnings.extend(left_alone(others.iter()));
+    Ok(checkpoint)
+}
+
+fn left_alone<'a>(files: impl Iterator<Item = &'a String>) -> Option<String> {
+    let files: Listed = files.map(|name| quoted(name)).collect();
+    (!files.is_empty())
+        .then(|| format!("left alone: {}, no part of the model: {files}", counted(files.len(), "weight file")))
+}
+
+fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: NoChoice) -> Error {
+    match why {
+        NoChoice::Incomplete { missing, total, names } => Error::NotFound {
+            what: format!(
+                "{}: {missing} of the {total} numbered weight files are missing: {}{}",
+                path.display(),
+                names.join(", "),
+                if names.len() as u64 == missing { "" } else { ", …" }
+            ),
+            hint: Some("fetch them, or name the one file that you want".into()),
+        },
+        NoChoice::Ambiguous(indexes) => Error::NotFound {
+            what: format!("{}: several indexes, and none is model.safetensors.index.json", path.display()),
+            hint: Some(format!("name the one that you want: {}", indexes.join(", "))),
+        },
+        NoChoice::Nothing { ignored, variants } => match foreign(listing) {
+            Some(what) if ignored.is_empty() && variants.is_empty() => {
+                Error::Unsupported { path: path.to_owned(), tensor: None, what }
+            }
+            _ => nothing_found(path, listing, options, &ignored, &variants),
+        },
+    }
+}
+
+fn foreign(listing: &Listing) -> Option<String> {
+    let is_foreign = |name: &&String| FOREIGN.iter().any(|end| name.ends_with(end));
+    let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
+    (!found.is_empty()).then(|| {
+        format!("no safetensors file here, only {found}: other formats are not loaded; convert to safetensors first")
+    })
+}
+
+fn nothing_found(
+    path: &Path,
+    listing: &Listing,
+    options: &OpenOptions,
+    ignored: &[String],
+    variants: &[String],
+) -> Error {
+    let looked_for = match &options.variant {
+        None => LOOKED_FOR.to_owned(),
+        Some(word) => format!("model.safetensors.index.{word}.json, model.{word}.safetensors, *.{word}.safetensors"),
+    };
+    let what = format!("{}: no weights found; looked for {looked_for}", path.display());
+    let hint =
+        variants_hint(options, variants).or_else(|| ignored_hint(ignored)).or_else(|| folders_hint(path, listing));
+    Error::NotFound { what, hint }
+}
+
+fn variants_hint(options: &OpenOptions, variants: &[String]) -> Option<String> {
+    let found: Listed = variants.iter().map(|name| quoted(name)).collect();
+    let ask = if options.variant.is_none() { " (ask for a copy with --variant)" } else { "" };
+    (!found.is_empty()).then(|| format!("there is {found}{ask}"))
+}
+
+fn ignored_hint(ignored: &[String]) -> Option<String> {
+    let found: Listed = ignored.iter().map(|name| quoted(name)).collect();
+    (!found.is_empty()).then(|| format!("files that are not the model's weights are left alone unless named: {found}"))
+}
+
+/// Sub-folders are never searched, but one that holds weights is worth a word.
+fn folders_hint(path: &Path, listing: &Listing) -> Option<String> {
+    let holds_weights = |name: &&String| {
+        let Ok(entries) = std::fs::read_dir(path.join(name)) else { return false };
+        entries.take(1000).flatten().any(|entry| entry.path().extension().is_some_and(|end| end == "safetensors"))
+    };
+    let found: Listed = listing.folders.iter().take(50).filter(holds_weights).map(|name| quoted(name)).collect();
+    (!found.is_empty()).then(|| format!("sub-folders are not searched, but there are weights in {found}"))
+}
+
+// ---- indexes
+
+/// Opens what an index names. `within` is the folder that was opened and its weight files, where it was a folder.
+fn open_index(path: &Path, within: Option<(&Path, Vec<String>)>, options: &OpenOptions) -> Result<Checkpoint> {
+    let text = shard::read_text(path, options.max_header_bytes)?;
+    let index = Index::parse(&text).map_err(|fault| Error::malformed(path, fault))?;
+    refuse_foreign_files(path, &index)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let paths: Vec<PathBuf> = index.files().iter().map(|name| folder.join(name)).collect();
+    demand_present(path, &index, &paths)?;
+    let heads = shard::read_heads(&paths, options.max_header_bytes)?;
+    let mut checkpoint = merge::many(path, heads, Some(&index))?;
+    if let Some((folder, files)) = within {
+        checkpoint.path = folder.to_owned();
+        checkpoint.warnings.extend(left_alone(files.iter().filter(|name| !index.files().contains(name))));
+    }
+    Ok(checkpoint)
+}
+
+fn refuse_foreign_files(path: &Path, index: &Index) -> Result<()> {
+    let is_foreign = |name: &&String| FOREIGN.iter().any(|end| name.ends_with(end));
+    let foreign: Listed = index.files().iter().filter(is_foreign).map(|name| quoted(name)).collect();
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    let what = format!("the index names files of other formats, which are not loaded: {foreign}");
+    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
+}
+
+fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
+    let is_absent = |path: &Path| std::fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    let mut absent = Listed::new();
+    for (at, name) in
+        index.files().iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|path| is_absent(path)))
+    {
+        let tensors: Listed = index.tensors_of(at).map(quoted).collect();
+        absent.push(|| format!("{} (with {}: {tensors})", quoted(name), counted(tensors.len(), "tensor")));
+    }
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let whole = path.with_file_name("model.safetensors");
+    Err(Error::NotFound {
+        what: format!("{}: the index names {}, not there: {absent}", path.display(), counted(absent.len(), "file")),
+        hint: Some(match whole.is_file() {
+            true => format!("fetch them; or, if the index is an old one, open {} itself", whole.display()),
+            false => "fetch them: the download was cut short, or the index is of another version".into(),
+        }),
+    })
+}
