@@ -2,7 +2,7 @@
 //!
 //! Opening reads headers only, those of several files at a time. A [`Checkpoint`] is plain data; nothing here keeps a file
 //! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
-//! to one checkpoint.
+//! to one checkpoint; [`selection`] says what to load of it.
 
 mod dcp;
 mod folder;
@@ -13,12 +13,17 @@ mod lookalike;
 mod merge;
 mod nearest;
 mod open;
+mod runs;
 pub mod safetensors;
+pub mod selection;
 mod shard;
+mod tensor_parallel;
 #[cfg(test)]
 mod tests;
 
 pub use open::OpenOptions;
+pub use runs::Strided;
+pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,0 +1,452 @@
+//! Which tensors to load, under which names, and which part of each: what was asked for, checked against what is there.
+//!
+//! Pure but for one read: the built-in rules for tensor parallelism look at `config.json`. Globs (`*` matches any text, `.`
+//! and `/` included) are matched against names as stored; a pattern that is a stored name means that name. Whatever matches
+//! nothing is an error with the nearest name, for `exclude` too: a typing error must not load what was to be left out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use globset::{GlobBuilder, GlobMatcher};
+
+use super::tensor_parallel::Rules;
+use super::{Checkpoint, TensorInfo, nearest};
+use crate::error::{Error, Result};
+use crate::fault::{Listed, quoted};
+
+/// What to load. The default is everything, under the stored names.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Globs of the names to load; none means all.
+    pub include: Vec<String>,
+    /// Globs of the names to leave out.
+    pub exclude: Vec<String>,
+    /// Parts of single tensors.
+    pub slices: Vec<SliceRequest>,
+    /// The share of one rank of a tensor-parallel group.
+    pub tensor_parallel: Option<TensorParallel>,
+    /// Prefixes to take off the names, one after the other.
+    pub strip_prefix: Vec<String>,
+    /// Further names for tensors, beside those that the checkpoint records itself.
+    pub ties: Vec<Tie>,
+}
+
+/// A part of one tensor, by its stored name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceRequest {
+    /// Name, exactly as stored.
+    pub name: String,
+    /// The dimension that is cut, counted from 0 (outermost).
+    pub dim: usize,
+    /// The elements to take along it.
+    pub range: Range<u64>,
+}
+
+/// One rank's share of a tensor-parallel group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorParallel {
+    /// Which rank, from 0.
+    pub rank: u64,
+    /// How many ranks.
+    pub world: u64,
+    /// Which tensors are cut along which dimension (the first matching glob counts; the others are replicated). Empty: the
+    /// built-in rules of the architecture that `config.json` names.
+    pub dims: Vec<(String, usize)>,
+}
+
+/// A second name for a tensor: one allocation, two names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tie {
+    /// The further name, as the model calls it.
+    pub alias: String,
+    /// The tensor it means, by its name after stripping or as stored.
+    pub target: String,
+}
+
+/// A tensor that will be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selected {
+    /// Name after stripping.
+    pub name: Arc<str>,
+    /// Index into [`Checkpoint::tensors`].
+    pub tensor: usize,
+    /// The part that is taken, unless it is the whole.
+    pub slice: Option<Slice>,
+    /// Elements along each dimension, after slicing.
+    pub shape: Vec<u64>,
+    /// Further names of the same bytes.
+    pub aliases: Vec<Arc<str>>,
+}
+
+/// A range of one dimension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    /// The dimension, counted from 0 (outermost).
+    pub dim: usize,
+    /// First element.
+    pub start: u64,
+    /// One past the last element.
+    pub end: u64,
+}
+
+impl Checkpoint {
+    /// The tensors that `selection` asks for, sorted by name.
+    ///
+    /// # Errors
+    /// [`Error::Request`] when something matches nothing, cuts unevenly or out of range, or gives two tensors one name.
+    pub fn select(&self, selection: &Selection) -> Result<Vec<Selected>> {
+        let mut picked = self.pick(selection)?;
+        self.cut_slices(&selection.slices, &mut picked)?;
+        if let Some(parallel) = &selection.tensor_parallel {
+            self.cut_ranks(parallel, &mut picked)?;
+        }
+        strip(&selection.strip_prefix, &mut picked)?;
+        self.tie(&selection.ties, &mut picked)?;
+        picked.sort_by(|a, b| a.name.cmp(&b.name));
+        self.refuse_collisions(&picked)?;
+        Ok(picked)
+    }
+
+    /// Names that the checkpoint itself records for stored tensors: what `safetensors.torch.save_model` writes into
+    /// `__metadata__` for tensors that share memory, `{"further name": "stored name"}`.
+    pub fn recorded_ties(&self) -> Vec<Tie> {
+        // `format: pt` is in almost every file and is no tie, whatever a tensor may be called.
+        let is_tie = |(key, value): &(&String, &String)| {
+            *key != "format" && self.tensor(key).is_none() && self.tensor(value).is_some()
+        };
+        let tie = |(alias, target): (&String, &String)| Tie { alias: alias.clone(), target: target.clone() };
+        self.metadata.iter().filter(is_tie).map(tie).collect()
+    }
+
+    /// Demands that the type of each selected tensor is known: others can be listed, but not loaded.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming all of them with their types.
+    pub fn require_known_dtypes(&self, selected: &[Selected]) -> Result<()> {
+        let tensors = selected.iter().filter_map(|selected| self.tensors.get(selected.tensor));
+        let unknown: Vec<&TensorInfo> = tensors.filter(|tensor| tensor.dtype.bits().is_none()).collect();
+        let Some(first) = unknown.first() else { return Ok(()) };
+        let all: Listed =
+            unknown.iter().map(|tensor| format!("{} of {}", quoted(&tensor.name), tensor.dtype)).collect();
+        Err(Error::Unsupported {
+            path: self.shards.get(first.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone()),
+            tensor: (unknown.len() == 1).then(|| first.name.to_string()),
+            what: format!("unknown dtype: {all}: it can be listed, but not loaded (leave it out with --exclude)"),
+        })
+    }
+
+    // ---- which
+
+    fn pick(&self, selection: &Selection) -> Result<Vec<Selected>> {
+        let names = self.all_names();
+        let (include, exclude) = (Globs::new(&selection.include, &names)?, Globs::new(&selection.exclude, &names)?);
+        include.demand_matches("--include", &names)?;
+        exclude.demand_matches("--exclude", &names)?;
+        let is_wanted = |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name);
+        let mut picked = BTreeMap::<usize, Selected>::new();
+        for (name, tensor) in names.iter().filter(|(name, _)| is_wanted(name)) {
+            match picked.get_mut(tensor) {
+                Some(selected) => selected.aliases.push(Arc::clone(name)),
+                None => drop(picked.insert(*tensor, self.whole(name, *tensor))),
+            }
+        }
+        if picked.is_empty() && !names.is_empty() {
+            return Err(request("nothing is selected: --exclude leaves out all that --include names", None));
+        }
+        Ok(picked.into_values().collect())
+    }
+
+    /// Stored names first, then recorded ones, each with its tensor.
+    fn all_names(&self) -> Vec<(Arc<str>, usize)> {
+        let stored = self.tensors.iter().enumerate().map(|(at, tensor)| (Arc::clone(&tensor.name), at));
+        let ties = self.recorded_ties().into_iter();
+        stored.chain(ties.filter_map(|tie| Some((tie.alias.into(), self.number_of(&tie.target)?)))).collect()
+    }
+
+    fn number_of(&self, name: &str) -> Option<usize> {
+        self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok()
+    }
+
+    fn whole(&self, name: &Arc<str>, tensor: usize) -> Selected {
+        let shape = self.tensors.get(tensor).map_or(Vec::new(), |tensor| tensor.shape.clone());
+        Selected { name: Arc::clone(name), tensor, slice: None, shape, aliases: Vec::new() }
+    }
+
+    fn stored_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|tensor| tensor.name.as_ref())
+    }
+
+    // ---- which part
+
+    fn cut_slices(&self, slices: &[SliceRequest], picked: &mut [Selected]) -> Result<()> {
+        for slice in slices {
+            let tensor = self.number_of(&slice.name).ok_or_else(|| {
+                let what = format!("--slice: there is no tensor {}", quoted(&slice.name));
+                request(what, nearest::hint(&slice.name, self.stored_names()))
+            })?;
+            let selected = picked
+                .iter_mut()
+                .find(|selected| selected.tensor == tensor)
+                .ok_or_else(|| request(format!("--slice: tensor {} is not selected", quoted(&slice.name)), None))?;
+            let range = Slice { dim: slice.dim, start: slice.range.start, end: slice.range.end };
+            self.cut(selected, range).map_err(|why| request(format!("--slice: {why}"), None))?;
+        }
+        Ok(())
+    }
+
+    fn cut_ranks(&self, parallel: &TensorParallel, picked: &mut [Selected]) -> Result<()> {
+        let &TensorParallel { rank, world, .. } = parallel;
+        if rank >= world {
+            let hint = Some("ranks count from 0".into());
+            return Err(request(format!("rank {rank} of {world} does not exist"), hint));
+        }
+        let dims = self.rank_dims(parallel)?;
+        let mut problems = Listed::new();
+        for selected in picked {
+            let Some(name) = self.tensors.get(selected.tensor).map(|tensor| Arc::clone(&tensor.name)) else { continue };
+            let cut = dims(&name).and_then(|dim| match dim {
+                None => Ok(()),
+                Some(dim) => share(selected, dim, rank, world).and_then(|slice| self.cut(selected, slice)),
+            });
+            if let Err(why) = cut {
+                problems
+                    .push(|| if why.starts_with("tensor ") { why } else { format!("tensor {}: {why}", quoted(&name)) });
+            }
+        }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(request(format!("cannot cut for {world} ranks: {problems}"), None))
+        }
+    }
+
+    /// The rule that tells the dimension along which a tensor is cut.
+    #[allow(clippy::type_complexity)]
+    fn rank_dims(&self, parallel: &TensorParallel) -> Result<Box<dyn Fn(&str) -> Result<Option<usize>, String>>> {
+        if parallel.dims.is_empty() {
+            let rules = Rules::of(self.folder(), parallel.world)?;
+            return Ok(Box::new(move |name| rules.dim(name)));
+        }
+        let names = self.all_names();
+        let globs: Vec<String> = parallel.dims.iter().map(|(glob, _)| glob.clone()).collect();
+        let globs = Globs::new(&globs, &names)?;
+        globs.demand_matches("--tp-dim", &names)?;
+        let dims: Vec<usize> = parallel.dims.iter().map(|(_, dim)| *dim).collect();
+        Ok(Box::new(move |name| Ok(globs.first_match(name).and_then(|at| dims.get(at).copied()))))
+    }
+
+    /// The folder that the weight files lie in.
+    fn folder(&self) -> &Path {
+        self.shards.first().and_then(|shard| shard.path.parent()).unwrap_or(Path::new(""))
+    }
+
+    fn cut(&self, selected: &mut Selected, slice: Slice) -> Result<(), String> {
+        let Some(tensor) = self.tensors.get(selected.tensor) else { return Ok(()) };
+        let name = quoted(&tensor.name);
+        if selected.slice.is_some() {
+            return Err(format!("tensor {name} would be cut twice"));
+        }
+        check_slice(tensor, &slice).map_err(|why| format!("tensor {name}: {why}"))?;
+        selected.shape[slice.dim] = slice.end - slice.start;
+        selected.slice = Some(slice);
+        Ok(())
+    }
+
+    // ---- under which names
+
+    fn tie(&self, ties: &[Tie], picked: &mut [Selected]) -> Result<()> {
+        let mut problems = Listed::new();
+        let mut unselected = BTreeSet::new();
+        for tie in ties {
+            let target = resolve(tie, ties);
+            if picked.iter().any(|selected| selected.name.as_ref() == tie.alias) {
+                // Stored under both names: each keeps its own bytes; a strict check compares them.
+                continue;
+            }
+            let stored = self.number_of(target);
+            let is_target = |selected: &&mut Selected| is_called(selected, target) || Some(selected.tensor) == stored;
+            match picked.iter_mut().find(is_target) {
+                Some(selected) if is_called(selected, &tie.alias) => {}
+                Some(selected) => selected.aliases.push(tie.alias.as_str().into()),
+                None if stored.is_some() => drop(unselected.insert(target)),
+                None => {
+                    let near =
+                        nearest::hint(target, self.stored_names()).map_or(String::new(), |near| format!(" ({near})"));
+                    problems.push(|| {
+                        format!("{} is to mean {}, which is not there{near}", quoted(&tie.alias), quoted(target))
+                    });
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(request(format!("--tied: {problems}"), None)) }
+    }
+
+    fn refuse_collisions(&self, picked: &[Selected]) -> Result<()> {
+        let stored =
+            |selected: &Selected| self.tensors.get(selected.tensor).map_or("", |tensor| &tensor.name).to_owned();
+        let mut seen = HashMap::<&str, String>::new();
+        let mut problems = Listed::new();
+        for selected in picked {
+            for name in std::iter::once(&selected.name).chain(&selected.aliases) {
+                if let Some(other) = seen.insert(name, stored(selected)) {
+                    let (a, b) = (quoted(&other), quoted(&stored(selected)));
+                    problems.push(|| format!("{a} and {b} would both be called {}", quoted(name)));
+                }
+            }
+        }
+        let hint = || Some("leave one out with --exclude".to_owned());
+        if problems.is_empty() { Ok(()) } else { Err(request(format!("names collide: {problems}"), hint())) }
+    }
+}
+
+impl Selected {
+    /// Bytes that the selected part takes.
+    pub fn bytes(&self, tensor: &TensorInfo) -> u64 {
+        tensor.dtype.tensor_bytes(&self.shape).unwrap_or_else(|| tensor.bytes())
+    }
+}
+
+fn request(what: impl Into<String>, hint: Option<String>) -> Error {
+    Error::Request { what: what.into(), hint }
+}
+
+fn is_called(selected: &Selected, name: &str) -> bool {
+    selected.name.as_ref() == name || selected.aliases.iter().any(|alias| alias.as_ref() == name)
+}
+
+/// The end of a chain of ties; a circle ends somewhere in itself.
+fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
+    let mut target = tie.target.as_str();
+    for _ in 0..ties.len() {
+        match ties.iter().find(|tie| tie.alias == target) {
+            Some(next) => target = &next.target,
+            None => break,
+        }
+    }
+    target
+}
+
+/// The share of one rank, if all are of the same size.
+fn share(selected: &Selected, dim: usize, rank: u64, world: u64) -> Result<Slice, String> {
+    let shape = &selected.shape;
+    let &len = shape.get(dim).ok_or_else(|| format!("shape {shape:?} has no dimension {dim}"))?;
+    if len % world != 0 {
+        let left = len % world;
+        return Err(format!(
+            "dimension {dim} has {len} elements, which {world} ranks cannot share evenly ({left} left over)"
+        ));
+    }
+    let each = len / world;
+    Ok(Slice { dim, start: rank * each, end: (rank + 1) * each })
+}
+
+fn check_slice(tensor: &TensorInfo, slice: &Slice) -> Result<(), String> {
+    let &Slice { dim, start, end } = slice;
+    let shape = &tensor.shape;
+    let &len = shape.get(dim).ok_or_else(|| format!("shape {shape:?} has no dimension {dim}"))?;
+    if end > len || start > end {
+        return Err(format!("{start}..{end} is not within dimension {dim}, which has {len} elements"));
+    }
+    if start == end && len > 0 {
+        return Err(format!("{start}..{end} takes nothing of dimension {dim}, which has {len} elements"));
+    }
+    let Some(bits) = tensor.dtype.bits() else { return Err(format!("unknown dtype {} cannot be cut", tensor.dtype)) };
+    check_whole_bytes(shape, slice, bits).map_err(|at| {
+        format!("{start}..{end} of dimension {dim} cuts through a byte (bit {at}): {} has {bits} bits", tensor.dtype)
+    })
+}
+
+/// Each run of the slice begins and ends with a byte; otherwise the first bit that does not.
+fn check_whole_bytes(shape: &[u64], slice: &Slice, bits: u64) -> Result<(), u64> {
+    if shape.contains(&0) {
+        // Nothing to cut, and products of the other dimensions may pass 64 bits.
+        return Ok(());
+    }
+    let inner: u64 = shape[slice.dim + 1..].iter().product();
+    let outer: u64 = shape[..slice.dim].iter().product();
+    let row = if outer > 1 { shape[slice.dim] } else { 0 };
+    [slice.start, slice.end, row].into_iter().map(|at| at * inner * bits).try_for_each(|at| match at % 8 {
+        0 => Ok(()),
+        _ => Err(at),
+    })
+}
+
+fn strip(prefixes: &[String], picked: &mut [Selected]) -> Result<()> {
+    for prefix in prefixes {
+        let mut stripped = 0;
+        for name in
+            picked.iter_mut().flat_map(|selected| std::iter::once(&mut selected.name).chain(&mut selected.aliases))
+        {
+            let Some(rest) = name.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) else { continue };
+            if rest.is_empty() {
+                return Err(request(
+                    format!("--strip-prefix {prefix:?} would leave nothing of the name {name:?}"),
+                    None,
+                ));
+            }
+            *name = rest.into();
+            stripped += 1;
+        }
+        if stripped == 0 {
+            return Err(request(format!("--strip-prefix {prefix:?}: no name begins with it"), beginnings(picked)));
+        }
+    }
+    Ok(())
+}
+
+fn beginnings(picked: &[Selected]) -> Option<String> {
+    let first = |selected: &Selected| selected.name.split_inclusive('.').next().map(quoted);
+    let all: BTreeSet<String> = picked.iter().filter_map(first).collect();
+    let shown: Vec<String> = all.into_iter().take(8).collect();
+    (!shown.is_empty()).then(|| format!("names begin with {}", shown.join(", ")))
+}
+
+/// Patterns, each a glob or the very name of a tensor.
+struct Globs(Vec<(String, Option<GlobMatcher>)>);
+
+impl Globs {
+    fn new(patterns: &[String], names: &[(Arc<str>, usize)]) -> Result<Globs> {
+        let names = names.iter().map(|(name, _)| name.as_ref()).collect::<BTreeSet<_>>();
+        let glob = |pattern: &String| match names.contains(pattern.as_str()) {
+            true => Ok((pattern.clone(), None)),
+            false => compile(pattern).map(|glob| (pattern.clone(), Some(glob))),
+        };
+        Ok(Globs(patterns.iter().map(glob).collect::<Result<_>>()?))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        self.first_match(name).is_some()
+    }
+
+    fn first_match(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|(text, glob)| glob.as_ref().map_or(text == name, |glob| glob.is_match(name)))
+    }
+
+    fn demand_matches(&self, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
+        let is_idle = |(_, glob): &&(String, Option<GlobMatcher>)| {
+            glob.as_ref().is_some_and(|glob| !names.iter().any(|(name, _)| glob.is_match(name.as_ref())))
+        };
+        let idle: Listed = self.0.iter().filter(is_idle).map(|(text, _)| no_match(text, names)).collect();
+        if idle.is_empty() { Ok(()) } else { Err(request(format!("{option}: no tensor is called {idle}"), None)) }
+    }
+}
+
+fn no_match(pattern: &str, names: &[(Arc<str>, usize)]) -> String {
+    let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
+    quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
+}
+
+fn compile(pattern: &str) -> Result<GlobMatcher> {
+    let glob = GlobBuilder::new(pattern).literal_separator(false).build();
+    glob.map(|glob| glob.compile_matcher())
+        .map_err(|e| request(format!("{pattern:?} is not a glob: {}", e.kind()), None))
+}
+
+#[cfg(test)]
+mod tests;
