@@ -2,7 +2,7 @@
 //!
 //! Opening reads headers only, those of several files at a time. A [`Checkpoint`] is plain data; nothing here keeps a file
 //! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
-//! to one checkpoint; [`selection`] says what to load of it.
+//! to one checkpoint; [`selection`] says what to load of it, [`strict`] whether it is what a model needs.
 
 mod dcp;
 mod folder;
@@ -17,6 +17,7 @@ mod runs;
 pub mod safetensors;
 pub mod selection;
 mod shard;
+pub mod strict;
 mod tensor_parallel;
 #[cfg(test)]
 mod tests;

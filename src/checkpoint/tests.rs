@@ -297,6 +297,7 @@ proptest! {
         agree(&file(&format!("{{{text}}}"), b""))?;
         let _ = index::Index::parse(&bytes);
         let _ = index::Index::parse(text.as_bytes());
+        let _ = strict::Spec::parse(text.as_bytes());
     }
 }
 
