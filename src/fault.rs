@@ -249,6 +249,11 @@ pub(crate) fn quoted(name: &str) -> String {
     }
 }
 
+/// `1 file`, `2 files`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 fn plural<'a>(listed: &Listed, one: &'a str, many: &'a str) -> &'a str {
     if listed.len() == 1 { one } else { many }
 }

@@ -54,7 +54,7 @@ impl Index {
 
 /// A file that is not JSON at all is named for what it is.
 fn named(text: &[u8], fault: Fault) -> Fault {
-    let beginning = text.get(..lookalike::BEGINNING as usize).unwrap_or(text);
+    let beginning = text.get(..lookalike::BEGINNING).unwrap_or(text);
     let is_json = matches!(beginning.trim_ascii_start().first(), Some(b'{' | b'['));
     match fault {
         Fault::Json { .. } | Fault::NotUtf8 { .. } if !is_json => match lookalike::recognise(beginning) {
@@ -122,11 +122,10 @@ struct Map {
 impl Map {
     fn number(&mut self, file: String) -> usize {
         let next = self.files.len();
-        let number = *self.numbers.entry(file).or_insert_with_key(|file| {
+        *self.numbers.entry(file).or_insert_with_key(|file| {
             self.files.push(file.clone());
             next
-        });
-        number
+        })
     }
 }
 

@@ -27,7 +27,9 @@ pub(crate) trait Object {
 /// What is noted while walking: where we are, and the duplicate keys seen on the way.
 #[derive(Default)]
 pub(crate) struct Notes {
+    /// The keys that lead here: the first `depth`. The texts behind are kept to be written over.
     within: Vec<String>,
+    depth: usize,
     pub(crate) duplicates: Listed,
 }
 
@@ -71,6 +73,7 @@ fn reason(error: &serde_json::Error) -> String {
         None if said.starts_with("trailing characters") => {
             said.replacen("trailing characters", "something follows the object", 1)
         }
+        None if error.is_eof() => format!("{said}: it is cut short"),
         None => said,
     }
 }
@@ -87,15 +90,27 @@ pub(crate) fn object<'de, A: MapAccess<'de>>(
     notes: &mut Notes,
     object: &mut impl Object,
 ) -> Result<(), A::Error> {
-    notes.within.push(key.to_owned());
+    notes.enter(key);
     map.next_value_seed(ObjectSeed { object, notes: &mut *notes })?;
-    notes.within.pop();
+    notes.depth -= 1;
     Ok(())
 }
 
 impl Notes {
+    fn enter(&mut self, key: &str) {
+        match self.within.get_mut(self.depth) {
+            Some(text) => {
+                text.clear();
+                text.push_str(key);
+            }
+            None => self.within.push(key.to_owned()),
+        }
+        self.depth += 1;
+    }
+
     fn duplicate(&mut self, key: &str) {
-        let path = self.within.iter().map(|part| quoted(part) + " > ").collect::<String>() + &quoted(key);
+        let path =
+            self.within.iter().take(self.depth).map(|part| quoted(part) + " > ").collect::<String>() + &quoted(key);
         self.duplicates.push(|| path);
     }
 }
@@ -118,7 +133,7 @@ impl Scalar {
             Scalar::Bool(value) => value.to_string(),
             Scalar::Whole(value) => value.to_string(),
             Scalar::Negative(value) => value.to_string(),
-            Scalar::Float(value) if *value > u64::MAX as f64 => format!("{value} (above 64 bits)"),
+            Scalar::Float(value) if *value >= u64::MAX as f64 => format!("{value} (above 64 bits)"),
             Scalar::Float(value) if value.fract() == 0.0 => format!("the float {value:?}"),
             Scalar::Float(value) => value.to_string(),
             Scalar::Text(value) => format!("the string {}", quoted(value)),
@@ -182,7 +197,7 @@ impl<'de, O: Object> Visitor<'de> for ObjectSeed<'_, O> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut seen = Seen::default();
         while let Some(key) = map.next_key_seed(KeySeed)? {
-            if !seen.insert(&key) {
+            if !seen.insert(key.clone()) {
                 self.notes.duplicate(&key);
             }
             self.object.member(&key, &mut map, self.notes)?;
@@ -202,14 +217,14 @@ impl<'de> Seen<'de> {
     const FEW: usize = 8;
 
     /// Whether the key is new.
-    fn insert(&mut self, key: &Cow<'de, str>) -> bool {
+    fn insert(&mut self, key: Cow<'de, str>) -> bool {
         if self.many.is_empty() && self.few.len() < Self::FEW {
-            let new = !self.few.contains(key);
-            self.few.push(key.clone());
+            let new = !self.few.contains(&key);
+            self.few.push(key);
             return new;
         }
         self.many.extend(self.few.drain(..));
-        self.many.insert(key.clone())
+        self.many.insert(key)
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::fault::Fault;
 
 /// Bytes at the beginning of a file that are enough to recognise all of these.
-pub(crate) const BEGINNING: u64 = 1024;
+pub(crate) const BEGINNING: usize = 1024;
 
 const CONVERT: &str = "convert it to safetensors first";
 const AGAIN: &str = "fetch the file again";
@@ -82,6 +82,10 @@ fn text(beginning: &[u8]) -> Option<Fault> {
             "JSON text without the 8 bytes of length before it (an index, a config or an error answer of a server?)",
             "name the weight file itself",
         ),
+        [b'.', b'.', b'/', ..] => foreign(
+            format!("the text of a link to {:?} (a link copied or checked out as a plain file?)", first_words(shown)),
+            "fetch the file that the link means",
+        ),
         _ => foreign(format!("text that begins with {:?}", first_words(shown)), AGAIN),
     })
 }
@@ -130,6 +134,7 @@ mod tests {
             (b"<?xml version=\"1.0\"?><Error>", "XML"),
             (b"{\"error\":\"not found\"}", "JSON"),
             (b"Not Found", "Not Found"),
+            (b"../../blobs/0123", "a link to \"../../blobs/0123\""),
             (&[0; 64], "zero bytes"),
         ];
         for (bytes, word) in table {

@@ -15,7 +15,7 @@ use super::shard::Head;
 use super::{Checkpoint, Shard, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex};
-use crate::fault::{Fault, Listed, quoted};
+use crate::fault::{Fault, Listed, counted, quoted};
 
 /// A single file as a checkpoint, its tensors as they are stored: pieces stay pieces.
 pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
@@ -113,8 +113,8 @@ impl<'a> Merge<'a> {
         std::mem::take(&mut self.twice).into_fault(Fault::TwoFiles)?;
         std::mem::take(&mut self.boxes).into_fault(Fault::Boxes)?;
         if !self.unlisted.is_empty() {
-            let (count, unlisted) = (self.unlisted.len(), &self.unlisted);
-            self.warnings.push(format!("left alone because the index does not name them: {count} tensors: {unlisted}"));
+            let (count, unlisted) = (counted(self.unlisted.len(), "tensor"), &self.unlisted);
+            self.warnings.push(format!("left alone because the index does not name them: {count}: {unlisted}"));
         }
         Ok(tensors)
     }

@@ -12,7 +12,7 @@ use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
 use super::{Checkpoint, hub, merge, nearest, shard};
 use crate::error::{Error, Result};
-use crate::fault::{Listed, quoted};
+use crate::fault::{Listed, counted, quoted};
 
 /// Ends of names that are weights in formats other than safetensors.
 const FOREIGN: &[&str] =
@@ -158,7 +158,7 @@ fn open_weights(path: &Path, names: &[String], others: &[String], options: &Open
 fn left_alone<'a>(files: impl Iterator<Item = &'a String>) -> Option<String> {
     let files: Listed = files.map(|name| quoted(name)).collect();
     (!files.is_empty())
-        .then(|| format!("left alone: {} weight files that are not part of the model: {files}", files.len()))
+        .then(|| format!("left alone: {}, no part of the model: {files}", counted(files.len(), "weight file")))
 }
 
 fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: NoChoice) -> Error {
@@ -267,14 +267,14 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
         index.files().iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|path| is_absent(path)))
     {
         let tensors: Listed = index.tensors_of(at).map(quoted).collect();
-        absent.push(|| format!("{} (with {} tensors: {tensors})", quoted(name), tensors.len()));
+        absent.push(|| format!("{} (with {}: {tensors})", quoted(name), counted(tensors.len(), "tensor")));
     }
     if absent.is_empty() {
         return Ok(());
     }
     let whole = path.with_file_name("model.safetensors");
     Err(Error::NotFound {
-        what: format!("{}: the index names {} files that are not there: {absent}", path.display(), absent.len()),
+        what: format!("{}: the index names {}, not there: {absent}", path.display(), counted(absent.len(), "file")),
         hint: Some(match whole.is_file() {
             true => format!("fetch them; or, if the index is an old one, open {} itself", whole.display()),
             false => "fetch them: the download was cut short, or the index is of another version".into(),

@@ -151,6 +151,8 @@ fn follows(last: &Strided, next: &Strided) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::cast_possible_truncation)]
+
     use super::*;
     use crate::dtype::Dtype;
     use proptest::prelude::*;

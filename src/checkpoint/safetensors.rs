@@ -69,14 +69,20 @@ pub fn header_len(beginning: &[u8], file_len: u64, limit: u64) -> Result<u64, Re
         return Err(Rejected::Fault(too_short(beginning, file_len)));
     };
     let header = u64::from_le_bytes(*length);
-    if header <= file_len - LENGTH_BYTES && header != 0 {
-        return if header > limit { Err(Rejected::TooLong { found: header }) } else { Ok(header) };
+    let fits = header != 0 && header <= file_len - LENGTH_BYTES;
+    if fits && header <= limit {
+        return Ok(header);
     }
-    let fault = lookalike::recognise(beginning).unwrap_or(match header {
-        0 => Fault::HeaderStart { found: "nothing: its stated length is 0".into() },
-        _ => Fault::HeaderPastEnd { header, found: file_len, above: (header > limit).then_some(limit) },
-    });
-    Err(Rejected::Fault(fault))
+    // Asked for a length above the limit too: the magic of some formats is a number that a huge file could hold.
+    Err(match (lookalike::recognise(beginning), header) {
+        (Some(fault), _) => Rejected::Fault(fault),
+        (None, found) if fits => Rejected::TooLong { found },
+        (None, 0) => Rejected::Fault(Fault::HeaderStart { found: "nothing: its stated length is 0".into() }),
+        (None, _) => {
+            let above = (header > limit).then_some(limit);
+            Rejected::Fault(Fault::HeaderPastEnd { header, found: file_len, above })
+        }
+    })
 }
 
 fn too_short(beginning: &[u8], file_len: u64) -> Fault {
@@ -93,7 +99,7 @@ fn too_short(beginning: &[u8], file_len: u64) -> Fault {
 pub fn parse(header: &[u8], file_len: u64) -> Result<Header, Fault> {
     check_frame(header)?;
     let mut draft = Draft::default();
-    json::read(trimmed(header), "header", &mut draft)?;
+    json::read(header, "header", &mut draft)?;
     draft.problems.into_fault(Fault::Member)?;
     draft.metadata.problems.into_fault(Fault::Metadata)?;
     check_sizes(&draft.tensors)?;
@@ -110,14 +116,11 @@ fn check_frame(header: &[u8]) -> Result<(), Fault> {
     if header.first() != Some(&b'{') {
         return Err(Fault::HeaderStart { found: beginning(header) });
     }
-    match trimmed(header).iter().rev().take_while(|&&byte| byte == 0).count() {
+    let padding = header.iter().rev().take_while(|&&byte| byte == 0 || byte == b' ');
+    match padding.filter(|&&byte| byte == 0).count() {
         0 => Ok(()),
         count => Err(Fault::HeaderPadding { count }),
     }
-}
-
-fn trimmed(header: &[u8]) -> &[u8] {
-    header.trim_ascii_end()
 }
 
 fn beginning(header: &[u8]) -> String {

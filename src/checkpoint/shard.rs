@@ -99,8 +99,8 @@ pub(crate) fn read_head(path: &Path, limit: u64) -> Result<Head> {
 }
 
 fn in_memory(beginning: &[u8], header_bytes: u64) -> Option<&[u8]> {
-    let end = usize::try_from(LENGTH_BYTES.checked_add(header_bytes)?).ok()?;
-    beginning.get(LENGTH_BYTES as usize..end)
+    let (_, rest) = beginning.split_first_chunk::<8>()?;
+    rest.get(..usize::try_from(header_bytes).ok()?)
 }
 
 fn rejected(path: &Path, limit: u64, why: Rejected) -> Error {

@@ -17,8 +17,7 @@ use super::safetensors::Entry;
 use super::{Checkpoint, Selected, Selection, TensorInfo, Tie, shard};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::extent::ShardIndex;
-use crate::extent::Strided;
+use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, quoted};
 
 /// The longest specification that is read, in bytes.
@@ -230,14 +229,22 @@ pub fn check(checkpoint: &Checkpoint, selected: &[Selected], spec: &Spec, ties: 
 /// Judges what `selection` picks of a checkpoint by `spec`, and compares the bytes of tied tensors that are stored twice.
 ///
 /// # Errors
-/// When the selection makes no sense, or tied tensors cannot be read. A mismatch is no error here: it is in the verdict.
+/// [`Error::Mismatch`] when the selection makes no sense for this checkpoint (names collide once stripped): then it cannot
+/// match either. I/O errors when tied tensors cannot be read. Any other mismatch is no error here: it is in the verdict.
 pub fn verify(checkpoint: &Checkpoint, selection: &Selection, spec: &Spec) -> Result<Verdict> {
     // Ties are left to the check: there a missing target is one finding among others.
     let untied = Selection { ties: Vec::new(), ..selection.clone() };
-    let selected = checkpoint.select(&untied)?;
+    let selected = checkpoint.select(&untied).map_err(|error| mismatch(checkpoint, error))?;
     let mut verdict = check(checkpoint, &selected, spec, &selection.ties);
     verdict.compare_ties(checkpoint, |a, b| same_bytes(checkpoint, a, b))?;
     Ok(verdict)
+}
+
+fn mismatch(checkpoint: &Checkpoint, error: Error) -> Error {
+    match error {
+        Error::Request { .. } => Error::Mismatch { path: checkpoint.path.clone(), report: error.to_string() },
+        error => error,
+    }
 }
 
 impl Verdict {
@@ -325,7 +332,8 @@ impl<'a> Found<'a> {
             names.filter(|name| !spec.tensors.contains_key(**name)).map(|&name| name.to_owned()).collect();
         unexpected.sort();
         let missing = spec.tensors.keys().filter(|name| self.get(name).is_none()).cloned().collect();
-        let both = || spec.tensors.iter().filter_map(|(name, needed)| Some((name, needed, self.get(name)?)));
+        let both =
+            || self.judged_by_themselves(spec).filter_map(|(name, needed)| Some((name, needed, self.get(name)?)));
         let shapes = both().filter(|(_, needed, (selected, _))| needed.shape != selected.shape);
         let dtypes = both().filter(|(_, needed, (_, tensor))| needed.dtype != tensor.dtype);
         Verdict {
@@ -342,6 +350,14 @@ impl<'a> Found<'a> {
             suggestion: None,
             needed: 0,
         }
+    }
+
+    /// The needed tensors, without those that are the same finding as the target that stands for them.
+    fn judged_by_themselves<'s>(&'s self, spec: &'s Spec) -> impl Iterator<Item = (&'s String, &'s SpecTensor)> {
+        spec.tensors.iter().filter(|(name, needed)| {
+            let target = self.aliases.get(name.as_str()).and_then(|target| spec.tensors.get(*target));
+            target.is_none_or(|target| target != *needed)
+        })
     }
 
     fn judge_ties(&self, declared: &[Tie]) -> Vec<TieVerdict> {
