@@ -411,3 +411,43 @@ fn is_of(pool: &StagingPool, buffer: &StagingBuffer) -> bool {
     let place = pool.block().start().as_ptr().wrapping_add(buffer.index() * pool.buffer_bytes());
     buffer.len() == pool.buffer_bytes() && std::ptr::eq(buffer.bytes().as_ptr(), place)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::source::queue::{Engine, QueueOptions, queue};
+    use crate::testing::watched;
+
+    const CHILD: &str = "VRAMP_TEST_CHILD";
+
+    /// No descriptor is left for a ring, whatever the kernel would say otherwise.
+    #[test]
+    fn child_has_no_descriptor_for_a_ring() {
+        if std::env::var(CHILD).is_err() {
+            return;
+        }
+        let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
+        // SAFETY: `limit` is a whole rlimit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let notes = Fallbacks::default();
+        for engine in [Engine::Auto, Engine::Ring] {
+            let options = QueueOptions { engine, ..QueueOptions::default() };
+            let mut made = queue(&options, None, &notes);
+            assert_eq!(made.engine(), "threads");
+            assert!(made.complete().is_none());
+        }
+        let list = notes.list();
+        assert!(list.len() == 1 && list[0].what == "io_uring" && list[0].why.contains("open files"), "{list:?}");
+    }
+
+    #[test]
+    fn a_ring_that_cannot_be_set_up_is_replaced_by_threads_and_noted_once() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let test = "source::uring::tests::child_has_no_descriptor_for_a_ring";
+        child.args(["--exact", test, "--test-threads=1"]).env(CHILD, "yes");
+        let output = watched(move || child.output().unwrap());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
