@@ -428,9 +428,8 @@ mod tests {
         if std::env::var(CHILD).is_err() {
             return;
         }
-        let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
-        // SAFETY: `limit` is a whole rlimit.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let usual = os::open_files_limit().unwrap();
+        limit_descriptors(3);
         let notes = Fallbacks::default();
         for engine in [Engine::Auto, Engine::Ring] {
             let options = QueueOptions { engine, ..QueueOptions::default() };
@@ -438,8 +437,18 @@ mod tests {
             assert_eq!(made.engine(), "threads");
             assert!(made.complete().is_none());
         }
+        limit_descriptors(usual);
         let list = notes.list();
         assert!(list.len() == 1 && list[0].what == "io_uring" && list[0].why.contains("open files"), "{list:?}");
+    }
+
+    fn limit_descriptors(soft: u64) {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is a whole rlimit.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        limit.rlim_cur = soft;
+        // SAFETY: `limit` is a whole rlimit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
     }
 
     #[test]
