@@ -73,8 +73,8 @@ pub trait ReadQueue: Send {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Engine {
-    /// What measured best: a ring, which was as fast as threads for half of their CPU time or less, where the kernel
-    /// permits one; else threads.
+    /// A ring where the kernel permits one, else threads: they measured equally fast, the ring for about as much CPU time or
+    /// less.
     #[default]
     Auto,
     /// Threads.
