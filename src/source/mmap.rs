@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -32,7 +32,7 @@ pub struct MappedFile {
     // Dropped first: the range must not be guarded any more when its addresses become free.
     guard: Option<Guard>,
     map: Option<MmapRaw>,
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     identity: Identity,
     sealed: bool,
@@ -43,14 +43,13 @@ impl MappedFile {
     ///
     /// # Errors
     /// When the kernel refuses, the file is no longer that long, or the signal handler cannot be put in place.
-    pub fn new(file: &File, path: &Path, identity: Identity) -> Result<MappedFile> {
+    pub fn new(file: Arc<File>, path: &Path, identity: Identity) -> Result<MappedFile> {
         let failed = |error| Error::io("map", path, error);
-        let file = file.try_clone().map_err(failed)?;
         let sealed = os::is_sealed(file.as_fd());
         let mut mapped = MappedFile { guard: None, map: None, file, path: path.to_owned(), identity, sealed };
         if identity.len > 0 {
             let len = usize::try_from(identity.len).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
-            let map = MmapOptions::new().len(len).map_raw_read_only(&mapped.file).map_err(failed)?;
+            let map = MmapOptions::new().len(len).map_raw_read_only(&*mapped.file).map_err(failed)?;
             mapped.guard = Some(Guard::new(map.as_ptr() as usize, len).map_err(failed)?);
             mapped.map = Some(map);
         }
@@ -76,7 +75,14 @@ impl MappedFile {
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<()> {
         let start = self.demand_inside(offset, target.len())?;
         for (index, window) in target.chunks_mut(WINDOW_BYTES).enumerate() {
-            self.copy_window(start + index * WINDOW_BYTES, window);
+            let at = start + index * WINDOW_BYTES;
+            if let Err(source) = self.read_in(at, window.len()) {
+                // What changed says more than "bad address".
+                self.check()?;
+                let range = Some(at as u64..(at + window.len()) as u64);
+                return Err(Error::Io { op: "read", path: self.path.clone(), range, source });
+            }
+            self.copy_window(at, window);
             if self.has_failed() {
                 break;
             }
@@ -152,16 +158,34 @@ impl MappedFile {
         self.let_go(start, target.len());
     }
 
-    /// Takes the copied pages out of this process's page table, so that they stop counting as its memory.
+    /// Has the kernel read the pages of a range that lies inside the file, so that a disk that fails, or a file that has
+    /// shrunk, is mostly an answer here and not a fault in the copy.
+    fn read_in(&self, start: usize, len: usize) -> io::Result<()> {
+        match self.advise(start, len, libc::MADV_POPULATE_READ) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON | libc::EIO)) => {
+                Err(error)
+            }
+            // Before Linux 5.14, interrupted, or short of memory: the copy itself touches the pages.
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the copied pages out of this process's page table, so that they stop counting as its memory. Best effort.
     fn let_go(&self, start: usize, len: usize) {
-        let Some(map) = &self.map else { return };
+        let _ = self.advise(start, len, libc::MADV_DONTNEED);
+    }
+
+    /// `madvise` of the whole pages around a range that lies inside the file.
+    fn advise(&self, start: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
+        let Some(map) = &self.map else { return Ok(()) };
         let page = os::page_bytes();
         let from = start / page * page;
         // SAFETY: a page boundary at or before `start`, which lies inside the mapping, and mappings begin at one.
         let address = unsafe { map.as_mut_ptr().add(from) };
-        // SAFETY: the pages belong to this mapping. Dropping them changes no contents: they come back from the file (or as
-        // the guard's zeros) at the next touch.
-        unsafe { libc::madvise(address.cast(), start - from + len, libc::MADV_DONTNEED) };
+        // SAFETY: the pages belong to this mapping, and neither advice used here changes their contents: dropped pages come
+        // back from the file (or as the guard's zeros) at the next touch.
+        let failed = unsafe { libc::madvise(address.cast(), start - from + len, advice) } != 0;
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
@@ -275,7 +299,7 @@ impl Installed {
         PREVIOUS_HANDLER.store(current.sa_sigaction, Ordering::SeqCst);
         PREVIOUS_FLAGS.store(current.sa_flags, Ordering::SeqCst);
         let mut ours = current;
-        ours.sa_sigaction = on_fault as *const () as usize;
+        ours.sa_sigaction = handler_address();
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         disposition(Some(&ours))?;
         self.previous = Some(current);
@@ -292,7 +316,13 @@ impl Installed {
 }
 
 fn is_ours(action: &libc::sigaction) -> bool {
-    action.sa_sigaction == on_fault as *const () as usize
+    action.sa_sigaction == handler_address()
+}
+
+/// Taken in one place, so that there is one address to compare.
+#[inline(never)]
+fn handler_address() -> usize {
+    on_fault as *const () as usize
 }
 
 /// Reads, and with `new` replaces, what the process does on SIGBUS.
@@ -395,7 +425,7 @@ mod tests {
     fn map(path: &Path) -> MappedFile {
         let file = File::open(path).unwrap();
         let identity = Identity::of(&file.metadata().unwrap());
-        MappedFile::new(&file, path, identity).unwrap()
+        MappedFile::new(Arc::new(file), path, identity).unwrap()
     }
 
     fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
@@ -426,7 +456,11 @@ mod tests {
                 }
                 cutter.join().unwrap();
                 assert!(matches!(mapped.copy_to(0, &mut target), Err(Error::Changed { .. })));
-                assert!(mapped.copy_to(0, &mut []).is_err(), "a mapping that failed stays failed");
+                assert!(mapped.copy_to(0, &mut []).is_err(), "a file that changed stays changed");
+                // Without the look ahead, so that the copy itself meets the hole.
+                mapped.copy_window(0, &mut target);
+                let page = os::page_bytes() as u64;
+                assert!(mapped.has_failed() || cut.next_multiple_of(page) >= bytes.len() as u64);
             }
         });
     }
@@ -439,6 +473,7 @@ mod tests {
         OpenOptions::new().write(true).open(&cut).unwrap().set_len(0).unwrap();
         let mut target = vec![0; bytes.len()];
         let error = failing.copy_to(0, &mut target).unwrap_err().to_string();
+        failing.copy_window(0, &mut target);
         assert!(error.contains("100000") && error.contains("0 now"), "{error}");
         assert!(failing.has_failed() && !good.has_failed());
         good.copy_to(0, &mut target).unwrap();
@@ -503,7 +538,7 @@ mod tests {
         let sealed = unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) };
         assert_eq!(sealed, 0);
         let identity = Identity::of(&file.metadata().unwrap());
-        let mapped = MappedFile::new(&file, Path::new("memfd"), identity).unwrap();
+        let mapped = MappedFile::new(Arc::new(file), Path::new("memfd"), identity).unwrap();
         assert_eq!(mapped.sealed_bytes(), Some(&b"sealed"[..]));
     }
 
@@ -561,8 +596,9 @@ mod tests {
     fn fault_in(mapped: &MappedFile, path: &Path) {
         OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
         let mut target = vec![0; 4096];
-        assert!(mapped.copy_to(0, &mut target).is_err());
-        assert!(mapped.has_failed());
+        // Not `copy_to`, whose look ahead would find out without a fault.
+        mapped.copy_window(0, &mut target);
+        assert!(mapped.has_failed() && mapped.copy_to(0, &mut target).is_err());
     }
 
     fn set(handler: usize, flags: i32) {
@@ -632,7 +668,7 @@ mod tests {
         assert_eq!(disposition(None).unwrap().sa_sigaction, plain as *const () as usize, "not ours to take away");
         let file = File::open(&path).unwrap();
         let identity = Identity::of(&file.metadata().unwrap());
-        assert!(MappedFile::new(&file, &path, identity).is_err(), "no loop of two handlers");
+        assert!(MappedFile::new(Arc::new(file), &path, identity).is_err(), "no loop of two handlers");
         disposition(Some(&ours)).unwrap();
         drop(map(&path));
         assert_eq!(disposition(None).unwrap().sa_sigaction, before.sa_sigaction);

@@ -2,7 +2,7 @@
 //!
 //! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, and
 //! one that makes the pages of an arena resident ahead of the direct reads into it, so that neither disk nor reader waits
-//! for page faults. `uring` takes the place of the direct lane where that is asked for. [`queue`] picks and says why.
+//! for page faults. `uring` takes the place of the direct lane where the kernel permits it. [`queue`] picks and says why.
 //! A queue never decides what is read, and never drops a target without giving it back, except when it is itself dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,12 +73,13 @@ pub trait ReadQueue: Send {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Engine {
-    /// What measured best: threads, which were as fast as a ring at the same CPU time.
+    /// A ring where the kernel permits one, else threads: they measured equally fast, the ring for about as much CPU time or
+    /// less.
     #[default]
     Auto,
     /// Threads.
     Threads,
-    /// `io_uring`, where the kernel permits it.
+    /// `io_uring`, where the kernel permits it; else threads.
     Ring,
 }
 
@@ -96,14 +97,14 @@ pub struct QueueOptions {
 }
 
 impl Default for QueueOptions {
-    /// One page-cache reader for each core (at most 16), four direct reads, a populate thread for every four cores (at
-    /// most 4).
+    /// One page-cache reader for each core (at most 16), eight direct reads, a populate thread for every four cores (at
+    /// most 4). Four direct reads saturate one disk; eight leave room for faster ones.
     fn default() -> QueueOptions {
         let cores = thread::available_parallelism().map_or(2, usize::from);
         QueueOptions {
             engine: Engine::Auto,
             page_cache_threads: cores.min(16),
-            direct_depth: 4,
+            direct_depth: 8,
             populate_threads: (cores / 4).clamp(1, 4),
         }
     }
@@ -113,8 +114,18 @@ impl Default for QueueOptions {
 /// kernel refuses is replaced by threads, with an entry in the fallbacks.
 pub fn queue(options: &QueueOptions, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> Box<dyn ReadQueue> {
     match options.engine {
-        Engine::Auto | Engine::Threads => Box::new(ThreadQueue::new(options)),
-        Engine::Ring => Box::new(ThreadQueue::with_ring(options, pool, fallbacks)),
+        Engine::Threads => Box::new(ThreadQueue::new(options)),
+        Engine::Auto | Engine::Ring => Box::new(ThreadQueue::with_ring(options, pool, fallbacks)),
+    }
+}
+
+/// What usually stands behind a kernel's refusal of a ring.
+fn likely_cause(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => " (forbidden by a container's sandbox or by kernel.io_uring_disabled)",
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => " (this kernel has none, or a sandbox hides it)",
+        Some(libc::ENOMEM) => " (the limit of locked memory)",
+        _ => "",
     }
 }
 
@@ -145,7 +156,8 @@ impl ThreadQueue {
         let ring = match Ring::start(options.direct_depth, pool, fallbacks, &outlet, &direct) {
             Ok(ring) => Some(Arc::new(ring)),
             Err(error) => {
-                fallbacks.note("io_uring", format!("{error}; direct reads are made by threads"));
+                fallbacks
+                    .note("io_uring", format!("{error}{}; direct reads are made by threads", likely_cause(&error)));
                 None
             }
         };
@@ -390,7 +402,7 @@ mod tests {
     use super::*;
     use crate::device::Arena;
     use crate::host::HostBlock;
-    use crate::source::{LocalStorage, OpenFile, Storage};
+    use crate::source::{Limits, LocalStorage, OpenFile, Storage};
     use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
     use crate::testing::{Random, watched};
 
@@ -438,6 +450,79 @@ mod tests {
             let other = StagingPool::new(6, 64 << 10).unwrap();
             let make = |_: &StagingPool| queue(&options(Engine::Ring), Some(&other), &Fallbacks::default());
             queue_conformance(&make, &file.source(Route::Direct), &bytes);
+        });
+    }
+
+    /// A source that says the wrong things of its descriptor.
+    struct Lying {
+        inner: Arc<dyn Source>,
+        limits: Limits,
+        fd: std::os::fd::RawFd,
+    }
+
+    impl Source for Lying {
+        fn len(&self) -> u64 {
+            self.inner.len()
+        }
+
+        fn route(&self) -> Route {
+            Route::Direct
+        }
+
+        fn limits(&self) -> Limits {
+            self.limits
+        }
+
+        fn ring_descriptor(&self) -> Option<std::os::fd::RawFd> {
+            Some(self.fd)
+        }
+
+        fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route> {
+            self.inner.read_at(offset, target)
+        }
+    }
+
+    /// Refusals in the ring (no such alignment, no such descriptor, an alignment that is none) cost time, not bytes.
+    #[test]
+    fn what_a_ring_refuses_is_read_by_the_source() {
+        watched(|| {
+            let (_folder, file, bytes) = local(300_001);
+            let inner = file.source(Route::Direct);
+            let limits = inner.limits();
+            let fd = inner.ring_descriptor().unwrap_or(-1);
+            for (align, memory_align, fd) in
+                [(1, 1, fd), (512, 1, fd), (512, 512, -1), (512, 512, i32::MAX), (3, 0, fd)]
+            {
+                let limits = Limits { align, memory_align, ..limits };
+                let source: Arc<dyn Source> = Arc::new(Lying { inner: Arc::clone(&inner), limits, fd });
+                let make = |pool: &StagingPool| queue(&options(Engine::Ring), Some(pool), &Fallbacks::default());
+                queue_conformance(&make, &source, &bytes);
+            }
+        });
+    }
+
+    #[test]
+    fn a_file_that_shrank_is_an_error_from_both_engines() {
+        watched(|| {
+            for engine in [Engine::Threads, Engine::Ring] {
+                let (folder, file, bytes) = local(200_000);
+                let source = file.source(Route::Direct);
+                let whole = std::fs::OpenOptions::new().write(true).open(folder.path().join("a")).unwrap();
+                whole.set_len(100_000).unwrap();
+                let pool = StagingPool::new(2, 200_000).unwrap();
+                let mut queue = queue(&options(engine), Some(&pool), &Fallbacks::default());
+                let read = |id, len| Read { id, source: Arc::clone(&source), offset: 0, len };
+                queue.submit(read(1, 200_000), Target::Staging(pool.acquire().unwrap()));
+                queue.submit(read(2, 100_000), Target::Staging(pool.acquire().unwrap()));
+                for _ in 0..2 {
+                    let done = queue.complete().unwrap();
+                    match (done.id, done.outcome, done.target) {
+                        (1, Err(Error::Changed { what, .. }), _) => assert!(what.contains("200000"), "{what}"),
+                        (2, Ok(_), Target::Staging(buffer)) => assert!(buffer.bytes()[..100_000] == bytes[..100_000]),
+                        (id, outcome, _) => panic!("read {id}: {outcome:?}"),
+                    }
+                }
+            }
         });
     }
 

@@ -30,6 +30,9 @@ const MAX_RETRIES: u32 = 64;
 /// The kernel takes at most this many registered buffers, and at most 1 GiB in each.
 const MAX_BUFFERS: usize = 16_384;
 const MAX_BUFFER_BYTES: usize = 1 << 30;
+/// The longest submission, a multiple of every block size. Short in tests, so that reads there take several, as they do
+/// where the kernel completes them short.
+const MAX_ENTRY_BYTES: usize = if cfg!(test) { 16 << 10 } else { 1 << 30 };
 
 /// The way to the ring's thread.
 pub(super) struct Ring {
@@ -338,7 +341,7 @@ impl Flight {
         let offset = self.job.read.offset + middle.start as u64;
         let index = registered.and_then(|pool| registered_index(pool, &mut self.job.target));
         let bytes = self.job.bytes_mut().ok()?.get_mut(middle)?;
-        let (address, len) = (bytes.as_mut_ptr(), u32::try_from(bytes.len().min(MAX_BUFFER_BYTES)).ok()?);
+        let (address, len) = (bytes.as_mut_ptr(), u32::try_from(bytes.len().min(MAX_ENTRY_BYTES)).ok()?);
         let fd = types::Fd(self.fd);
         Some(match index {
             Some(index) => opcode::ReadFixed::new(fd, address, len, index).offset(offset).build(),
@@ -410,4 +413,53 @@ fn registered_index(pool: &StagingPool, target: &mut Target) -> Option<u16> {
 fn is_of(pool: &StagingPool, buffer: &StagingBuffer) -> bool {
     let place = pool.block().start().as_ptr().wrapping_add(buffer.index() * pool.buffer_bytes());
     buffer.len() == pool.buffer_bytes() && std::ptr::eq(buffer.bytes().as_ptr(), place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::source::queue::{Engine, QueueOptions, queue};
+    use crate::testing::watched;
+
+    const CHILD: &str = "VRAMP_TEST_CHILD";
+
+    /// No descriptor is left for a ring, whatever the kernel would say otherwise.
+    #[test]
+    fn child_has_no_descriptor_for_a_ring() {
+        if std::env::var(CHILD).is_err() {
+            return;
+        }
+        let usual = os::open_files_limit().unwrap();
+        limit_descriptors(3);
+        let notes = Fallbacks::default();
+        for engine in [Engine::Auto, Engine::Ring] {
+            let options = QueueOptions { engine, ..QueueOptions::default() };
+            let mut made = queue(&options, None, &notes);
+            assert_eq!(made.engine(), "threads");
+            assert!(made.complete().is_none());
+        }
+        limit_descriptors(usual);
+        let list = notes.list();
+        assert!(list.len() == 1 && list[0].what == "io_uring" && list[0].why.contains("open files"), "{list:?}");
+    }
+
+    fn limit_descriptors(soft: u64) {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is a whole rlimit.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        limit.rlim_cur = soft;
+        // SAFETY: `limit` is a whole rlimit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    }
+
+    #[test]
+    fn a_ring_that_cannot_be_set_up_is_replaced_by_threads_and_noted_once() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let test = "source::uring::tests::child_has_no_descriptor_for_a_ring";
+        child.args(["--exact", test, "--test-threads=1"]).env(CHILD, "yes");
+        let output = watched(move || child.output().unwrap());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
 }
