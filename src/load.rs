@@ -112,9 +112,11 @@ pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
     let checkpoint = Checkpoint::open_with(path, &options.open)?;
     let open_seconds = started.elapsed().as_secs_f64();
     let mut loader = Loader::new(Arc::clone(&options.device), options.transfer.clone());
+    let planning = Instant::now();
     let selected = checkpoint.select(&options.selection)?;
     let prepared = loader.prepare(&checkpoint, &selected)?;
-    loader.load(&checkpoint, &Prepared { open_seconds, ..prepared })
+    let plan_seconds = planning.elapsed().as_secs_f64();
+    loader.load(&checkpoint, &Prepared { open_seconds, plan_seconds, ..prepared })
 }
 
 impl Default for Options {
@@ -299,9 +301,10 @@ impl Loader {
         Ok(Engine { pool, queue, stream })
     }
 
-    /// The staging buffers that were asked for, or what measured well: enough to keep the readers and the copies busy.
+    /// The staging buffers that were asked for, or those that the device likes.
     fn staging_shape(&self) -> Staging {
-        self.options.staging.unwrap_or(Staging { count: 16, bytes: 4 << 20 })
+        let (count, bytes) = self.device.limits().staging;
+        self.options.staging.unwrap_or(Staging { count, bytes })
     }
 
     /// What the plan must know of each file that a selected tensor lies in.
@@ -376,7 +379,7 @@ fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>>
             name: Arc::clone(&chosen.name),
             aliases: chosen.aliases.clone(),
             dtype: info.dtype.clone(),
-            shape: chosen.shape.clone(),
+            shape: Arc::clone(&chosen.shape),
             bytes: runs.iter().map(|run| run.run * run.count).sum(),
             runs,
         })
@@ -386,16 +389,16 @@ fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>>
 
 /// All tensors of a finished plan, under all their names.
 fn tensors(plan: &LoadPlan, written: &Written) -> Result<BTreeMap<Arc<str>, Tensor>> {
-    let mut tensors = BTreeMap::new();
+    let mut tensors = Vec::with_capacity(plan.placements.len());
     for placement in &plan.placements {
         let view = written.view(placement.range()).ok_or(Error::Poisoned { what: "a tensor was not written whole" })?;
-        let shape: Arc<[u64]> = placement.shape.as_slice().into();
         for name in std::iter::once(&placement.name).chain(&placement.aliases) {
-            let tensor = Tensor::new(Arc::clone(name), placement.dtype.clone(), Arc::clone(&shape), view.clone());
-            tensors.insert(Arc::clone(name), tensor);
+            let tensor =
+                Tensor::new(Arc::clone(name), placement.dtype.clone(), Arc::clone(&placement.shape), view.clone());
+            tensors.push((Arc::clone(name), tensor));
         }
     }
-    Ok(tensors)
+    Ok(tensors.into_iter().collect()) // sorted already: built in one go
 }
 
 /// A load under way. Dropping it cancels the load and waits for it to end.
@@ -495,7 +498,7 @@ impl Readiness {
         let (name, &index) = self.names.get_key_value(name).ok_or_else(|| not_loaded(name))?;
         let placement = self.placements.get(index).ok_or(Error::Poisoned { what: "the index of names" })?;
         let view = self.written.get().and_then(|written| written.view(placement.range()));
-        let shape = || placement.shape.as_slice().into();
+        let shape = || Arc::clone(&placement.shape);
         Ok(view.map(|view| Tensor::new(Arc::clone(name), placement.dtype.clone(), shape(), view)))
     }
 }

@@ -50,7 +50,7 @@ pub struct Wanted {
     /// Element type.
     pub dtype: Dtype,
     /// Shape after slicing.
-    pub shape: Vec<u64>,
+    pub shape: Arc<[u64]>,
     /// Bytes after slicing.
     pub bytes: u64,
     /// Where the bytes are; together they give each byte of the tensor once.
@@ -128,7 +128,7 @@ pub struct Placement {
     /// Element type.
     pub dtype: Dtype,
     /// Shape after slicing.
-    pub shape: Vec<u64>,
+    pub shape: Arc<[u64]>,
     /// First byte in the arena.
     pub arena: u64,
     /// Number of bytes.
@@ -275,8 +275,14 @@ fn too_large() -> Error {
 }
 
 fn placement(wanted: &Wanted, arena: u64) -> Placement {
-    let Wanted { name, aliases, dtype, shape, bytes, .. } = wanted.clone();
-    Placement { name, aliases, dtype, shape, arena, bytes }
+    Placement {
+        name: Arc::clone(&wanted.name),
+        aliases: wanted.aliases.clone(),
+        dtype: wanted.dtype.clone(),
+        shape: Arc::clone(&wanted.shape),
+        arena,
+        bytes: wanted.bytes,
+    }
 }
 
 /// One past the tensor's last byte, when it starts at `arena`.
@@ -304,7 +310,7 @@ fn place_packed(wanted: &[Wanted], device: DeviceLimits) -> Result<Layout> {
 fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     let first = |index: usize| wanted[index].runs.first().map_or((0, 0), |run| (run.shard, run.offset));
-    order.sort_by_key(|&index| (first(index), index));
+    order.sort_by_cached_key(|&index| (first(index), index));
     order
 }
 

@@ -173,12 +173,13 @@ fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice:
     // Column slices here are bytes of any width, so they are bytes.
     let dtype = if runs.iter().any(|run| run.count > 1) { Dtype::U8 } else { dtype };
     let name: Arc<str> = format!("{shard}.{index}").into();
-    Some(Wanted { name, aliases: Vec::new(), dtype, shape: vec![bytes], bytes, runs })
+    Some(Wanted { name, aliases: Vec::new(), dtype, shape: [bytes].into(), bytes, runs })
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let device = (any::<bool>(), prop::sample::select(vec![1u64, 64, 256]))
-        .prop_map(|(host_visible, align)| DeviceLimits { host_visible, keeps: true, align, streams: 1 });
+    let device = (any::<bool>(), prop::sample::select(vec![1u64, 64, 256])).prop_map(|(host_visible, align)| {
+        DeviceLimits { host_visible, keeps: true, align, streams: 1, staging: (1, 1 << 20) }
+    });
     let route = prop::sample::select(vec![
         RouteChoice::Auto,
         RouteChoice::Auto,
@@ -236,7 +237,7 @@ proptest! {
 
 fn whole(name: &str, dtype: Dtype, offset: u64, len: u64) -> Wanted {
     let runs = vec![Strided::contiguous(Extent { shard: 0, offset, len }, 0)];
-    Wanted { name: name.into(), aliases: Vec::new(), dtype, shape: vec![len], bytes: len, runs }
+    Wanted { name: name.into(), aliases: Vec::new(), dtype, shape: [len].into(), bytes: len, runs }
 }
 
 fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
@@ -245,7 +246,7 @@ fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
     ShardFacts { bytes, residency, direct, cached, mappable: true }
 }
 
-const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, streams: 1 };
+const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, streams: 1, staging: (1, 1 << 20) };
 const AUTO: PlanOptions = PlanOptions { route: RouteChoice::Auto, buffer_bytes: 4 << 20 };
 
 #[test]
@@ -300,7 +301,7 @@ fn narrow_columns_are_read_once_with_their_gaps_and_far_ones_are_not() {
             name: "w".into(),
             aliases: Vec::new(),
             dtype: Dtype::F32,
-            shape: vec![],
+            shape: [].into(),
             bytes,
             runs: vec![runs],
         }]

@@ -30,7 +30,7 @@ pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
     }
     let whole = |stored: Stored| {
         let data = TensorData::Whole(Extent { shard: 0, offset: stored.offset, len: stored.len });
-        TensorInfo { name: stored.name, dtype: stored.dtype, shape: stored.shape, data }
+        TensorInfo { name: stored.name, dtype: stored.dtype, shape: stored.shape.into(), data }
     };
     let mut tensors: Vec<TensorInfo> = head.header.tensors.into_iter().map(whole).collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -151,7 +151,7 @@ impl<'a> Merge<'a> {
             None => self.only(group),
         };
         let (shape, data) = made.ok()?;
-        Some(TensorInfo { name: Arc::clone(&first.name), dtype: first.dtype.clone(), shape, data })
+        Some(TensorInfo { name: Arc::clone(&first.name), dtype: first.dtype.clone(), shape: shape.into(), data })
     }
 
     /// Whether the tensor counts. Where the index disagrees with the files about its place, that is noted.

@@ -52,7 +52,7 @@ pub struct TensorInfo {
     /// Element type.
     pub dtype: Dtype,
     /// Elements along each dimension, outermost first; empty for a scalar.
-    pub shape: Vec<u64>,
+    pub shape: Arc<[u64]>,
     /// Where the bytes lie.
     pub data: TensorData,
 }

@@ -11,10 +11,12 @@ impl TensorInfo {
     /// accepted, ordered by their place in it. Each selected byte is in exactly one; an empty tensor has none. A tensor of
     /// unknown type has runs only as a whole.
     pub fn runs(&self, slice: Option<&Slice>) -> Vec<Strided> {
-        let whole = Window { start: vec![0; self.shape.len()], shape: self.shape.clone() };
+        if let (TensorData::Whole(extent), None) = (&self.data, slice) {
+            return contiguous(extent);
+        }
+        let whole = Window { start: vec![0; self.shape.len()], shape: self.shape.to_vec() };
         let window = slice.map_or(whole.clone(), |slice| whole.cut(slice));
         let mut runs = match (&self.data, self.dtype.bits()) {
-            (TensorData::Whole(extent), _) if slice.is_none() => contiguous(extent),
             (TensorData::Whole(extent), Some(bits)) => box_runs(bits, extent, &whole, &window),
             (TensorData::Parts(parts), Some(bits)) => {
                 parts.iter().flat_map(|part| box_runs(bits, &part.extent, &part.into(), &window)).collect()
@@ -158,7 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn tensor(dtype: Dtype, shape: &[u64], data: TensorData) -> TensorInfo {
-        TensorInfo { name: "w".into(), dtype, shape: shape.to_vec(), data }
+        TensorInfo { name: "w".into(), dtype, shape: shape.into(), data }
     }
 
     fn whole(dtype: Dtype, shape: &[u64], offset: u64) -> TensorInfo {

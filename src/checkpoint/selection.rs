@@ -4,7 +4,7 @@
 //! and `/` included) are matched against names as stored; a pattern that is a stored name means that name. Whatever matches
 //! nothing is an error with the nearest name, for `exclude` too: a typing error must not load what was to be left out.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub struct Selected {
     /// The part that is taken, unless it is the whole.
     pub slice: Option<Slice>,
     /// Elements along each dimension, after slicing.
-    pub shape: Vec<u64>,
+    pub shape: Arc<[u64]>,
     /// Further names of the same bytes.
     pub aliases: Vec<Arc<str>>,
 }
@@ -145,17 +145,21 @@ impl Checkpoint {
         include.demand_matches("--include", &names)?;
         exclude.demand_matches("--exclude", &names)?;
         let is_wanted = |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name);
-        let mut picked = BTreeMap::<usize, Selected>::new();
+        let mut picked: Vec<Selected> = Vec::with_capacity(names.len());
+        let mut place = vec![None; self.tensors.len()];
         for (name, tensor) in names.iter().filter(|(name, _)| is_wanted(name)) {
-            match picked.get_mut(tensor) {
+            match place.get(*tensor).copied().flatten().and_then(|at: usize| picked.get_mut(at)) {
                 Some(selected) => selected.aliases.push(Arc::clone(name)),
-                None => drop(picked.insert(*tensor, self.whole(name, *tensor))),
+                None => {
+                    place[*tensor] = Some(picked.len());
+                    picked.push(self.whole(name, *tensor));
+                }
             }
         }
         if picked.is_empty() && !names.is_empty() {
             return Err(request("nothing is selected: --exclude leaves out all that --include names", None));
         }
-        Ok(picked.into_values().collect())
+        Ok(picked)
     }
 
     /// Stored names first, then recorded ones, each with its tensor.
@@ -170,7 +174,7 @@ impl Checkpoint {
     }
 
     fn whole(&self, name: &Arc<str>, tensor: usize) -> Selected {
-        let shape = self.tensors.get(tensor).map_or(Vec::new(), |tensor| tensor.shape.clone());
+        let shape = self.tensors.get(tensor).map_or([].into(), |tensor| Arc::clone(&tensor.shape));
         Selected { name: Arc::clone(name), tensor, slice: None, shape, aliases: Vec::new() }
     }
 
@@ -249,7 +253,8 @@ impl Checkpoint {
             return Err(format!("tensor {name} would be cut twice"));
         }
         check_slice(tensor, &slice).map_err(|why| format!("tensor {name}: {why}"))?;
-        selected.shape[slice.dim] = slice.end - slice.start;
+        let cut = |(dim, &len): (usize, &u64)| if dim == slice.dim { slice.end - slice.start } else { len };
+        selected.shape = selected.shape.iter().enumerate().map(cut).collect();
         selected.slice = Some(slice);
         Ok(())
     }
@@ -283,15 +288,19 @@ impl Checkpoint {
         if problems.is_empty() { Ok(()) } else { Err(request(format!("--tied: {problems}"), None)) }
     }
 
+    /// `picked` is sorted by name.
     fn refuse_collisions(&self, picked: &[Selected]) -> Result<()> {
-        let stored =
-            |selected: &Selected| self.tensors.get(selected.tensor).map_or("", |tensor| &tensor.name).to_owned();
-        let mut seen = HashMap::<&str, String>::new();
+        let has_aliases = picked.iter().any(|selected| !selected.aliases.is_empty());
+        if !has_aliases && picked.windows(2).all(|pair| pair[0].name != pair[1].name) {
+            return Ok(());
+        }
+        let stored = |selected: &Selected| self.tensors.get(selected.tensor).map_or("", |tensor| tensor.name.as_ref());
+        let mut seen = HashMap::<&str, &str>::with_capacity(picked.len());
         let mut problems = Listed::new();
         for selected in picked {
             for name in std::iter::once(&selected.name).chain(&selected.aliases) {
                 if let Some(other) = seen.insert(name, stored(selected)) {
-                    let (a, b) = (quoted(&other), quoted(&stored(selected)));
+                    let (a, b) = (quoted(other), quoted(stored(selected)));
                     problems.push(|| format!("{a} and {b} would both be called {}", quoted(name)));
                 }
             }

@@ -82,7 +82,7 @@ impl Spec {
 
 impl From<&Checkpoint> for Spec {
     fn from(checkpoint: &Checkpoint) -> Spec {
-        let tensor = |t: &TensorInfo| SpecTensor { dtype: t.dtype.clone(), shape: t.shape.clone() };
+        let tensor = |t: &TensorInfo| SpecTensor { dtype: t.dtype.clone(), shape: t.shape.to_vec() };
         let stored = checkpoint.tensors.iter().map(|t| (t.name.to_string(), tensor(t)));
         let tied = checkpoint.recorded_ties();
         let tied = tied.into_iter().filter_map(|tie| Some((tie.alias, tensor(checkpoint.tensor(&tie.target)?))));
@@ -334,7 +334,7 @@ impl<'a> Found<'a> {
         let missing = spec.tensors.keys().filter(|name| self.get(name).is_none()).cloned().collect();
         let both =
             || self.judged_by_themselves(spec).filter_map(|(name, needed)| Some((name, needed, self.get(name)?)));
-        let shapes = both().filter(|(_, needed, (selected, _))| needed.shape != selected.shape);
+        let shapes = both().filter(|(_, needed, (selected, _))| needed.shape[..] != selected.shape[..]);
         let dtypes = both().filter(|(_, needed, (_, tensor))| needed.dtype != tensor.dtype);
         Verdict {
             ok: false,
@@ -387,7 +387,7 @@ impl<'a> Found<'a> {
 
 impl ShapeMismatch {
     fn new(name: &str, needed: &SpecTensor, found: &Selected) -> ShapeMismatch {
-        ShapeMismatch { name: name.into(), expected: needed.shape.clone(), found: found.shape.clone() }
+        ShapeMismatch { name: name.into(), expected: needed.shape.clone(), found: found.shape.to_vec() }
     }
 }
 

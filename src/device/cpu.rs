@@ -39,7 +39,7 @@ impl Device for CpuDevice {
 
     fn limits(&self) -> DeviceLimits {
         let align = self.align.unwrap_or(1);
-        DeviceLimits { host_visible: true, keeps: true, align, streams: 1 }
+        DeviceLimits { host_visible: true, keeps: true, align, streams: 1, staging: super::CACHED_STAGING }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {

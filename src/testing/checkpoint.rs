@@ -61,7 +61,7 @@ fn tensor(random: &mut Random, shard: u32, index: usize, offset: u64, most_bytes
     let data = random.bytes(usize::try_from(elements * width).unwrap());
     let name: Arc<str> = format!("layer.{shard}.{index}").into();
     let extent = Extent { shard, offset, len: data.len() as u64 };
-    (TensorInfo { name, dtype, shape: vec![elements], data: TensorData::Whole(extent) }, data)
+    (TensorInfo { name, dtype, shape: [elements].into(), data: TensorData::Whole(extent) }, data)
 }
 
 fn residency(random: &mut Random, len: u64) -> Residency {

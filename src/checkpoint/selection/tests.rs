@@ -33,7 +33,7 @@ fn select(selection: Selection) -> Result<Vec<Plain>> {
 fn select_with(config: Option<&str>, selection: Selection) -> Result<Vec<Plain>> {
     let selected = checkpoint(config).1.select(&selection)?;
     let aliases = |it: &Selected| it.aliases.iter().map(|alias| alias.to_string()).collect();
-    Ok(selected.iter().map(|it| (it.name.to_string(), it.shape.clone(), aliases(it))).collect())
+    Ok(selected.iter().map(|it| (it.name.to_string(), it.shape.to_vec(), aliases(it))).collect())
 }
 
 fn said(selection: Selection) -> String {
