@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 /// `cachestat` has one number on every architecture; not every libc names it yet.
@@ -257,6 +258,22 @@ pub fn cpu_seconds() -> CpuSeconds {
 
 fn seconds(time: libc::timeval) -> f64 {
     time.tv_sec as f64 + time.tv_usec as f64 / 1e6
+}
+
+/// Bytes that an unprivileged process may still write to the file system of `path`.
+///
+/// # Errors
+/// What the kernel says.
+pub fn free_disk_bytes(path: &std::path::Path) -> io::Result<u64> {
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)?;
+    let mut stat = MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: `path` ends with a zero byte, and `stat` is a whole statvfs.
+    if unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: statvfs is made of integers, so even the zeros it began as are a valid value.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// The size of a page in bytes.

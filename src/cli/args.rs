@@ -1,0 +1,355 @@
+//! What was typed: the arguments of every command, as clap reads them, and the help that people read.
+//!
+//! Nothing here acts and nothing here decides: each command's own file turns its arguments into options. The parsers of
+//! single values are in `values`.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+use vramp::checkpoint::{SliceRequest, Tie};
+use vramp::estimate::Link;
+use vramp::report::Staging;
+
+use super::values;
+
+const EXIT_CODES: &str = "\
+Exit status:
+  0    done
+  1    a check says no (verify, load --spec)
+  2    wrong usage
+  3    input refused: malformed, unsafe or not supported
+  4    I/O: not found, no permission, disk full
+  5    device: not there, out of memory; also an internal error of vramp
+  130  interrupted (Ctrl-C, SIGTERM)
+
+Units: GB is 10^9 bytes and GiB is 2^30 bytes; the unit is always printed.
+Colours follow NO_COLOR, CLICOLOR and CLICOLOR_FORCE.
+HF_HUB_CACHE and HF_HOME say where the Hugging Face cache lies; nothing is ever downloaded.";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  vramp inspect ./Llama-3.1-8B                     what is in it, by type and by tensor
+  vramp inspect ./Llama-3.1-8B --tree              the same as a tree; layers that are alike are shown once
+  vramp inspect model.safetensors --plan           what a load would read, by which route
+  vramp inspect ./m --include '*.layers.0.*'       only these tensors
+  vramp inspect ./m --json | jq '.dtypes'
+
+JSON: {path, format, shards: [{path, bytes}], metadata, total_bytes, parameters, dtypes,
+tensors: {name: {dtype, shape, shard, offset, bytes}}, warnings}. `shard` counts from 0 in
+`shards`; `offset` counts bytes from the start of that file.";
+
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  vramp load ./Llama-3.1-8B                  to host memory, and say what the limit was
+  vramp load ./Llama-3.1-8B --device null    keep nothing: measures reading, needs little memory
+  vramp load ./m --plan-only                 what it would do, without reading
+  vramp load ./m --slice 'lm_head.weight=0:0:1000'
+  vramp load ./m --tp 0/4                    the first of four ranks, cut as the architecture is
+  vramp load ./m --tp 0/4 --tp-dim '*.q_proj.weight=0' --tp-dim '*.o_proj.weight=1'
+  vramp load ./m --spec spec.json --strip-prefix module.
+  vramp load ./m --digests --json | jq -r '.tensors[].sha256'
+
+JSON: {device, tensors: {name: {dtype, shape, bytes, sha256?}}, report, warnings}.";
+
+const VERIFY_EXAMPLES: &str = "\
+SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp
+inspect` is one too), or another checkpoint, whose names, types and shapes are then demanded.
+Everything that differs is listed, not only the first.
+
+Examples:
+  vramp verify ./m --spec spec.json
+  vramp verify ./fine-tuned --spec ./base
+  vramp verify ddp.safetensors --spec spec.json --strip-prefix module.
+  vramp verify ./m --spec spec.json --tied lm_head.weight=model.embed_tokens.weight
+
+JSON: {ok, missing, unexpected, shape_mismatch, dtype_mismatch, ties, suggestion}.
+Exit status 0: it matches, 1: it does not.";
+
+const ESTIMATE_EXAMPLES: &str = "\
+Examples:
+  vramp estimate --parameters 70B --dtype f16 --bandwidth 12GB/s
+  vramp estimate ./Llama-3.1-8B --bandwidth disk=7GB/s --bandwidth pcie5x16
+  vramp estimate ./Llama-3.1-8B                    against every link that has a name
+
+A load runs its stages at the same time, so the slowest link decides: T = S/B.";
+
+const DEMO_EXAMPLES: &str = "\
+It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
+what the storage and the memory of this machine can do, loads the checkpoint cold (dropped from
+the page cache, and the kernel asked whether it is gone) and warm, and compares both loads with
+T = S/B. The folder is removed afterwards, also after Ctrl-C.
+
+Examples:
+  vramp demo
+  vramp demo --bytes 4GiB --dir /mnt/nvme";
+
+/// Loads safetensors checkpoints from storage into memory as fast as the hardware allows, and says what the limit was.
+#[derive(Debug, Parser)]
+#[command(name = "vramp", version, max_term_width = 100, arg_required_else_help = true, after_long_help = EXIT_CODES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a checkpoint holds, from its headers alone.
+    #[command(after_long_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
+    /// Load a checkpoint and report where the time went.
+    #[command(after_long_help = LOAD_EXAMPLES)]
+    Load(LoadArgs),
+    /// Say how long a load must take: T = S/B.
+    #[command(after_long_help = ESTIMATE_EXAMPLES)]
+    Estimate(EstimateArgs),
+    /// Check a checkpoint against what a model demands: names, types, shapes.
+    #[command(after_long_help = VERIFY_EXAMPLES)]
+    Verify(VerifyArgs),
+    /// Make a checkpoint, load it cold and warm, and compare with what this machine can do.
+    #[command(after_long_help = DEMO_EXAMPLES)]
+    Demo(DemoArgs),
+    /// Print the completion script of a shell.
+    #[command(
+        after_long_help = "Example:\n  vramp completions bash > ~/.local/share/bash-completion/completions/vramp"
+    )]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the manual page.
+    #[command(after_long_help = "Example:\n  vramp man | man -l -")]
+    Man {
+        /// Write one page a command into this folder instead.
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        dir: Option<PathBuf>,
+    },
+}
+
+impl Command {
+    /// Whether programs read the output.
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Command::Inspect(args) => args.json,
+            Command::Load(args) => args.json,
+            Command::Estimate(args) => args.json,
+            Command::Verify(args) => args.json,
+            Command::Demo(args) => args.json,
+            Command::Completions { .. } | Command::Man { .. } => false,
+        }
+    }
+}
+
+/// How a checkpoint is opened.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Opening")]
+pub(crate) struct OpenHow {
+    /// Take the files of this variant.
+    ///
+    /// `fp16` takes `model.fp16.safetensors` and its shards. Without it, variants are left alone.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) variant: Option<String>,
+    /// Refuse a header that is larger than this.
+    #[arg(long, value_name = "BYTES", default_value = "100MB", value_parser = values::bytes)]
+    pub(crate) max_header_bytes: u64,
+}
+
+/// Which tensors, and which parts of them.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Selection")]
+pub(crate) struct SelectionArgs {
+    /// Only tensors whose name matches (repeatable).
+    ///
+    /// `*` matches any characters, dots too, `?` one, `[ab]` one of these, `{x,y}` either. Quote it for the shell. A pattern
+    /// that matches nothing is an error.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) include: Vec<String>,
+    /// No tensors whose name matches (repeatable); it wins over --include.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+    /// Part of a tensor: indices START to END-1 along dimension DIM (repeatable).
+    #[arg(long, value_name = "NAME=DIM:START:END", value_parser = values::slice)]
+    pub(crate) slice: Vec<SliceRequest>,
+    /// The part of one rank of a tensor-parallel group: 0/4 is the first of four.
+    #[arg(long, value_name = "RANK/WORLD", value_parser = values::rank)]
+    pub(crate) tp: Option<values::Rank>,
+    /// Cut the tensors that match along this dimension (repeatable); the others are loaded whole.
+    ///
+    /// Without it, the built-in rules of the architecture that config.json names. A dimension that WORLD does not divide is
+    /// an error.
+    #[arg(long, value_name = "GLOB=DIM", requires = "tp", value_parser = values::cut)]
+    pub(crate) tp_dim: Vec<values::Cut>,
+    #[command(flatten)]
+    pub(crate) names: NameArgs,
+}
+
+/// Under which names.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Selection")]
+pub(crate) struct NameArgs {
+    /// Take this off the beginning of names, where they have it (repeatable).
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) strip_prefix: Vec<String>,
+    /// ALIAS is another name of the tensor NAME (repeatable).
+    ///
+    /// One memory, two names. Where both are stored, their bytes must be equal.
+    #[arg(long, value_name = "ALIAS=NAME", value_parser = values::tie)]
+    pub(crate) tied: Vec<Tie>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// Show the names as a tree; numbered parts that are alike are shown once.
+    #[arg(long)]
+    pub(crate) tree: bool,
+    /// Show what a load to host memory would do: reads, routes, memory.
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// Where the tensors go: cpu, or null (reads everything, keeps nothing).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
+    /// Demand that the checkpoint matches, before a byte is read: a JSON file or another checkpoint.
+    ///
+    /// The same strict check as `vramp verify`. With a selection, the check is of the whole checkpoint.
+    #[arg(long, value_name = "SPEC", value_hint = ValueHint::AnyPath)]
+    pub(crate) spec: Option<PathBuf>,
+    /// Print the SHA-256 of each tensor as loaded, read back from the device.
+    ///
+    /// The time for it is shown apart and not part of the load.
+    #[arg(long)]
+    pub(crate) digests: bool,
+    /// Say what would be done and read no tensor.
+    #[arg(long, conflicts_with = "digests")]
+    pub(crate) plan_only: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// When to show progress on stderr; auto: when it is a terminal.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) progress: ProgressArg,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
+    #[command(flatten)]
+    pub(crate) transfer: TransferArgs,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
+}
+
+/// How the bytes are moved.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Transfer")]
+pub(crate) struct TransferArgs {
+    /// Which way the bytes go.
+    #[arg(long, value_name = "ROUTE", default_value = "auto")]
+    pub(crate) route: RouteArg,
+    /// Number and size of the staging buffers, as 16x4MiB.
+    ///
+    /// Without it vramp chooses.
+    #[arg(long, value_name = "COUNTxBYTES", value_parser = values::staging)]
+    pub(crate) staging: Option<Staging>,
+    /// Put every tensor on a multiple of this many bytes (a power of two; device cpu only).
+    ///
+    /// Without it tensors are aligned for their type, and to 64 bytes where that costs no copy.
+    #[arg(long, value_name = "BYTES", value_parser = values::alignment)]
+    pub(crate) align: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouteArg {
+    /// By what is in the page cache, read by read.
+    Auto,
+    /// Past the page cache (O_DIRECT) wherever the file system allows it.
+    Direct,
+    /// Through the page cache, by read.
+    Buffered,
+    /// Through the page cache, out of a mapping.
+    Mapped,
+    /// No copy: tensors borrow a read-only mapping and are read when touched (device cpu).
+    View,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressArg {
+    /// When stderr is a terminal.
+    Auto,
+    /// Not at all.
+    Never,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// What is demanded: a JSON file or another checkpoint.
+    #[arg(long, value_name = "SPEC", value_hint = ValueHint::AnyPath)]
+    pub(crate) spec: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) names: NameArgs,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EstimateArgs {
+    /// A checkpoint: S is the size of its tensors.
+    #[arg(value_name = "PATH", required_unless_present = "parameters", conflicts_with_all = ["parameters", "dtype"], value_hint = ValueHint::AnyPath)]
+    pub(crate) path: Option<PathBuf>,
+    /// Number of parameters, as 70B, 560M or 123456; with --dtype.
+    #[arg(long, value_name = "COUNT", requires = "dtype", value_parser = values::parameters)]
+    pub(crate) parameters: Option<u64>,
+    /// Their element type, as f16, bf16, F8_E4M3.
+    #[arg(long, value_name = "DTYPE", requires = "parameters", value_parser = values::dtype)]
+    pub(crate) dtype: Option<vramp::dtype::Dtype>,
+    /// A link that every byte passes: 12GB/s, NAME=12GB/s, or a named one (repeatable).
+    ///
+    /// Named: pcie3x16, pcie4x16, pcie5x16, nvlink-c2c, nvme-gen3, nvme-gen4, nvme-gen5, sata-ssd, 10gbe, 25gbe, 100gbe.
+    /// Without --bandwidth, each of them is shown.
+    #[arg(long, value_name = "LINK", action = ArgAction::Append, value_parser = values::link)]
+    pub(crate) bandwidth: Vec<Link>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Size of the checkpoint; 1GiB, or less where memory or disk is short.
+    ///
+    /// It takes that much disk, and twice that much memory: the weights as loaded and as they lie in the page cache.
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+    pub(crate) bytes: Option<u64>,
+    /// The folder to work in; a folder of its own is made in it.
+    ///
+    /// Without it, the folder for temporary files, unless that lies in memory.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+    /// Keep the checkpoint and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

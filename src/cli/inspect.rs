@@ -1,0 +1,210 @@
+//! `vramp inspect`: what a checkpoint holds, from its headers alone. No byte of a tensor is read.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde::Serialize;
+use vramp::checkpoint::{Checkpoint, Selected, TensorData, TensorInfo};
+use vramp::device::CpuDevice;
+use vramp::load::{Loader, Prepared, TransferOptions};
+
+use super::args::InspectArgs;
+use super::interrupt::Interrupt;
+use super::output::{Failure, Output};
+use super::text::{self, Align, BOLD, DIM, Table};
+use super::{options, plan, tree};
+
+/// One line of the listing.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Listed {
+    #[serde(skip)]
+    pub(crate) name: Arc<str>,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    shard: u32,
+    offset: u64,
+    pub(crate) bytes: u64,
+    /// Further pieces of a tensor that is cut over several places.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parts: Option<usize>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct OfType {
+    tensors: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ShardListed {
+    path: String,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Inspected<'a> {
+    path: String,
+    format: &'static str,
+    shards: Vec<ShardListed>,
+    metadata: &'a BTreeMap<String, String>,
+    total_bytes: u64,
+    parameters: u64,
+    dtypes: BTreeMap<&'a str, OfType>,
+    tensors: BTreeMap<&'a str, &'a Listed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a vramp::plan::LoadPlan>,
+    warnings: &'a [String],
+}
+
+pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
+    let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    interrupt.check()?;
+    let everything = options::selects_all(&args.selection);
+    let selected =
+        if everything && !args.plan { None } else { Some(checkpoint.select(&options::selection(&args.selection))?) };
+    let listed = match &selected {
+        Some(selected) if !everything => list_selected(&checkpoint, selected),
+        _ => checkpoint.tensors().iter().map(|info| listed(info, &info.name, &info.shape)).collect(),
+    };
+    let prepared = match &selected {
+        Some(selected) if args.plan => Some(prepare(&checkpoint, selected)?),
+        _ => None,
+    };
+    output.warnings(checkpoint.warnings());
+    if output.json {
+        return output.json(&inspected(&checkpoint, &listed, prepared.as_ref()));
+    }
+    let mut out = summary(&checkpoint, &listed, everything);
+    match &prepared {
+        Some(prepared) => out.push_str(&plan::text(prepared, checkpoint.shards())),
+        None if args.tree => out.push_str(&tree::text(&listed)),
+        None => out.push_str(&table(&listed)),
+    }
+    output.text(&out)
+}
+
+/// Number of elements, saturating.
+pub(crate) fn elements(shape: &[u64]) -> u64 {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim)) }
+}
+
+fn prepare(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared, Failure> {
+    let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
+    Ok(loader.prepare(checkpoint, selected)?)
+}
+
+fn listed(info: &TensorInfo, name: &Arc<str>, shape: &[u64]) -> Listed {
+    let (offset, parts) = match &info.data {
+        TensorData::Whole(extent) => (extent.offset, None),
+        TensorData::Parts(parts) => (parts.first().map_or(0, |part| part.extent.offset), Some(parts.len())),
+    };
+    Listed {
+        name: Arc::clone(name),
+        dtype: info.dtype.to_string(),
+        shape: shape.to_vec(),
+        shard: info.shard(),
+        offset,
+        bytes: if shape == info.shape { info.bytes() } else { info.dtype.tensor_bytes(shape).unwrap_or(0) },
+        parts,
+    }
+}
+
+fn list_selected(checkpoint: &Checkpoint, selected: &[Selected]) -> Vec<Listed> {
+    let mut list: Vec<Listed> = Vec::with_capacity(selected.len());
+    for chosen in selected {
+        if let Some(info) = checkpoint.tensors().get(chosen.tensor) {
+            let names = std::iter::once(&chosen.name).chain(&chosen.aliases);
+            list.extend(names.map(|name| listed(info, name, &chosen.shape)));
+        }
+    }
+    list.sort_by(|a, b| a.name.cmp(&b.name));
+    list
+}
+
+fn by_type(listed: &[Listed]) -> BTreeMap<&str, OfType> {
+    let mut types: BTreeMap<&str, OfType> = BTreeMap::new();
+    for tensor in listed {
+        let of_type = types.entry(&tensor.dtype).or_default();
+        of_type.tensors += 1;
+        of_type.bytes = of_type.bytes.saturating_add(tensor.bytes);
+    }
+    types
+}
+
+fn total_bytes(listed: &[Listed]) -> u64 {
+    listed.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+}
+
+fn parameters(listed: &[Listed]) -> u64 {
+    listed.iter().fold(0, |sum, tensor| sum.saturating_add(elements(&tensor.shape)))
+}
+
+fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Option<&'a Prepared>) -> Inspected<'a> {
+    let shard =
+        |shard: &vramp::checkpoint::Shard| ShardListed { path: shard.path.display().to_string(), bytes: shard.bytes };
+    Inspected {
+        path: checkpoint.path().display().to_string(),
+        format: "safetensors",
+        shards: checkpoint.shards().iter().map(shard).collect(),
+        metadata: checkpoint.metadata(),
+        total_bytes: total_bytes(listed),
+        parameters: parameters(listed),
+        dtypes: by_type(listed),
+        tensors: listed.iter().map(|tensor| (tensor.name.as_ref(), tensor)).collect(),
+        plan: prepared.map(|prepared| &prepared.plan),
+        warnings: checkpoint.warnings(),
+    }
+}
+
+/// The checkpoint in a few lines.
+fn summary(checkpoint: &Checkpoint, listed: &[Listed], everything: bool) -> String {
+    let shards = checkpoint.shards();
+    let selected = if everything { "" } else { " selected" };
+    let mut out = format!(
+        "{}\n{}, {}, {}{selected}, {} parameters\n",
+        text::styled(BOLD, text::escape(&checkpoint.path().display().to_string())),
+        text::both(total_bytes(listed)),
+        text::plural(shards.len() as u64, "shard"),
+        text::plural(listed.len() as u64, "tensor"),
+        text::large(parameters(listed)),
+    );
+    for (key, value) in checkpoint.metadata().iter().take(12) {
+        let _ = writeln!(out, "{}", text::styled(DIM, format!("{}: {}", text::escape(key), shortened(value))));
+    }
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right]);
+    table.heading(["type", "tensors", "bytes", "share"]);
+    let total = text::as_f64(total_bytes(listed)).max(1.0);
+    for (dtype, of_type) in by_type(listed) {
+        let share = text::as_f64(of_type.bytes) / total;
+        let bytes = text::decimal(of_type.bytes);
+        table.row([text::escape(dtype), text::count(of_type.tensors), bytes, text::percent(share)]);
+    }
+    let _ = write!(out, "\n{}\n", table.render());
+    out
+}
+
+/// A value of the metadata on one line.
+fn shortened(value: &str) -> String {
+    const MOST_CHARS: usize = 100;
+    let escaped = text::escape(value);
+    if escaped.chars().count() <= MOST_CHARS {
+        return escaped;
+    }
+    format!("{}…", escaped.chars().take(MOST_CHARS).collect::<String>())
+}
+
+fn table(listed: &[Listed]) -> String {
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right]);
+    table.heading(["tensor", "type", "shape", "bytes", "shard"]);
+    for tensor in listed {
+        table.row([
+            text::escape(&tensor.name),
+            text::escape(&tensor.dtype),
+            text::shape(&tensor.shape),
+            text::decimal(tensor.bytes),
+            tensor.shard.to_string(),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,74 @@
+//! Ctrl-C and SIGTERM: throw the library's cancel switch, and make sure that the process ends within a second.
+//!
+//! The first signal asks politely; a watchdog ends the process when that does not help (a read from a dead server never
+//! returns). A second signal ends it at once. A temporary folder that is registered here is removed on every one of
+//! these ways. The signals arrive on an ordinary thread, so ordinary code may run.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use vramp::Error;
+use vramp::load::Cancel;
+
+use super::output::{Failure, Output};
+
+/// How long the polite way may take.
+const PATIENCE: Duration = Duration::from_millis(800);
+
+const INTERRUPTED: i32 = 130;
+
+/// What an interrupt does.
+#[derive(Debug, Clone)]
+pub(crate) struct Interrupt {
+    cancel: Cancel,
+    folder: Arc<Mutex<Option<PathBuf>>>,
+}
+
+impl Interrupt {
+    /// Takes over SIGINT, SIGTERM and SIGHUP.
+    pub(crate) fn install(output: Output) -> Interrupt {
+        let interrupt = Interrupt { cancel: Cancel::new(), folder: Arc::default() };
+        let here = interrupt.clone();
+        // Where the signals cannot be taken over they end the process the ordinary way.
+        let _ = ctrlc::set_handler(move || here.arrived(output));
+        interrupt
+    }
+
+    /// The switch to give to a load.
+    pub(crate) fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// Demands that nobody has asked to stop.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.cancel.is_cancelled() { Err(Error::Cancelled.into()) } else { Ok(()) }
+    }
+
+    /// A folder to remove when the process ends by an interrupt.
+    pub(crate) fn remove_on_interrupt(&self, folder: Option<&Path>) {
+        *self.folder.lock().unwrap_or_else(PoisonError::into_inner) = folder.map(Path::to_owned);
+    }
+
+    fn arrived(&self, output: Output) {
+        if self.cancel.is_cancelled() {
+            self.end(output);
+        }
+        self.cancel.cancel();
+        let watchdog = self.clone();
+        thread::spawn(move || {
+            thread::sleep(PATIENCE);
+            watchdog.end(output);
+        });
+    }
+
+    fn end(&self, output: Output) -> ! {
+        if let Some(folder) = self.folder.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Once more, in case a file was made in it meanwhile.
+            let _ = std::fs::remove_dir_all(&folder).or_else(|_| std::fs::remove_dir_all(&folder));
+        }
+        output.failure(&Error::Cancelled.into());
+        std::process::exit(INTERRUPTED)
+    }
+}

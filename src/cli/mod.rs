@@ -1,0 +1,102 @@
+//! The command-line program: one file a command, from what was typed ([`args`]) to what was meant to the library.
+//!
+//! Only this folder reads environment variables, writes to the standard streams and takes signals. A command returns
+//! what it did or a [`Failure`]; this file turns that into the exit status.
+
+mod args;
+mod demo;
+mod digests;
+mod documents;
+mod estimate;
+mod inspect;
+mod interrupt;
+mod load;
+mod options;
+mod output;
+mod plan;
+mod progress;
+mod report;
+mod strict;
+mod text;
+mod tree;
+mod values;
+mod view;
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::OnceLock;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use vramp::Error;
+
+use args::{Arguments, Command};
+use interrupt::Interrupt;
+use output::{Failure, INTERNAL_ERROR, Output};
+
+/// What the first panic said, on whichever thread.
+static PANIC: OnceLock<String> = OnceLock::new();
+
+/// Runs the program; returns its exit status.
+pub(crate) fn main() -> u8 {
+    panic::set_hook(Box::new(|info| {
+        let _ = PANIC.set(info.to_string());
+    }));
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return not_understood(&error),
+    };
+    let output = Output { json: arguments.command.wants_json() };
+    match panic::catch_unwind(AssertUnwindSafe(|| run(&arguments.command, output))) {
+        Ok(Ok(())) => 0,
+        Ok(Err(failure)) => {
+            match (&failure, PANIC.get()) {
+                (Failure::Library(error @ Error::Poisoned { .. }), Some(panic)) => {
+                    output.error(error.kind(), &error.to_string(), std::slice::from_ref(panic), None, None);
+                }
+                _ => output.failure(&failure),
+            }
+            failure.exit_code()
+        }
+        Err(payload) => internal_error(output, &*payload),
+    }
+}
+
+fn run(command: &Command, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::Completions { shell } => documents::completions(*shell, output),
+        Command::Man { dir } => documents::man(dir.as_deref(), output),
+        Command::Estimate(args) => estimate::run(args, output),
+        Command::Inspect(args) => inspect::run(args, output, &Interrupt::install(output)),
+        Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
+        Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
+        Command::Demo(args) => demo::run(args, output, &Interrupt::install(output)),
+    }
+}
+
+/// Help, version, or wrong usage, which is one line of JSON where JSON was asked for.
+fn not_understood(error: &clap::Error) -> u8 {
+    let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if is_answer || !asked_for_json() {
+        // A closed pipe leaves nobody to tell.
+        let _ = error.print();
+    } else {
+        let message = error.to_string();
+        let message = message.trim().strip_prefix("error: ").unwrap_or(message.trim());
+        Output { json: true }.error("usage", message, &[], None, None);
+    }
+    if is_answer { 0 } else { 2 }
+}
+
+fn asked_for_json() -> bool {
+    std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == OsStr::new("--json"))
+}
+
+fn internal_error(output: Output, payload: &dyn Any) -> u8 {
+    let said = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let said = said.or_else(|| payload.downcast_ref::<String>().cloned());
+    let said = PANIC.get().cloned().or(said).unwrap_or_else(|| "a panic without words".to_owned());
+    output.error("internal", "internal error: this is a bug of vramp, please report it", &[said], None, None);
+    INTERNAL_ERROR
+}

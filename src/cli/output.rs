@@ -1,0 +1,145 @@
+//! Where results, warnings and errors go: results to stdout, the rest to stderr; text for people or JSON for programs.
+//!
+//! Colours are stripped where stdout or stderr is no terminal or NO_COLOR is set (that is `anstream`'s doing). A closed
+//! stdout (`| head`) is no failure. This is the only file of the program that writes to the standard streams, apart from
+//! the progress bar.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+use serde_json::json;
+use vramp::Error;
+
+use super::text::{self, BAD, DIM, WARN};
+
+/// The exit status after a panic, that is a bug of ours: not 101, and shared with devices, as `Error::Poisoned` is.
+pub(crate) const INTERNAL_ERROR: u8 = 5;
+
+/// Why a command ends without having done what it was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The library said no.
+    Library(Error),
+    /// Options that make no sense together.
+    Usage(String),
+    /// A check says no, and its verdict is already on stdout.
+    CheckFailed,
+    /// Something else of the operating system: what could not be done, and why.
+    System { what: String, source: io::Error },
+    /// Too little memory (or else disk) for what was asked: which number, and what would fit.
+    TooLittle { memory: bool, what: String },
+    /// Nobody reads stdout any more.
+    ReaderGone,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Library(error)
+    }
+}
+
+impl Failure {
+    /// The exit status of the program.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Library(error) => error.exit_code(),
+            Failure::Usage(_) => 2,
+            Failure::CheckFailed => 1,
+            Failure::System { .. } | Failure::TooLittle { memory: false, .. } => 4,
+            Failure::TooLittle { memory: true, .. } => 5,
+            Failure::ReaderGone => 0,
+        }
+    }
+}
+
+/// How this run speaks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    pub(crate) json: bool,
+}
+
+impl Output {
+    /// Prints a result for people. It brings its own line breaks.
+    pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
+        let mut stdout = anstream::stdout().lock();
+        written(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    }
+
+    /// Prints a result for programs, on one line.
+    pub(crate) fn json(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let mut stdout = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+        let done = serde_json::to_writer(&mut stdout, value).map_err(io::Error::from);
+        written(done.and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush()))
+    }
+
+    /// Prints warnings for people; programs find them in the JSON.
+    pub(crate) fn warnings(&self, warnings: &[String]) {
+        if self.json {
+            return;
+        }
+        for warning in warnings {
+            complain(&format!("{}: {}\n", text::styled(WARN, "warning"), text::escape_lines(warning)));
+        }
+    }
+
+    /// Says what is being done, to a person who waits: only where stderr is a terminal.
+    pub(crate) fn note(&self, what: &str) {
+        if io::stderr().is_terminal() {
+            complain(&format!("{}\n", text::styled(DIM, text::escape(what))));
+        }
+    }
+
+    /// Prints why the program failed.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        match failure {
+            Failure::Library(error) => {
+                self.error(error.kind(), &error.to_string(), &causes_of(error), error.path(), error.tensor());
+            }
+            Failure::Usage(what) => self.error("usage", what, &[], None, None),
+            Failure::System { what, source } => self.error("io", what, &[source.to_string()], None, None),
+            Failure::TooLittle { memory: true, what } => self.error("out_of_memory", what, &[], None, None),
+            Failure::TooLittle { memory: false, what } => self.error("disk_full", what, &[], None, None),
+            Failure::CheckFailed | Failure::ReaderGone => {}
+        }
+    }
+
+    /// Prints one error: a line of JSON, or a message with its causes.
+    pub(crate) fn error(
+        &self,
+        kind: &str,
+        message: &str,
+        causes: &[String],
+        path: Option<&std::path::Path>,
+        tensor: Option<&str>,
+    ) {
+        if self.json {
+            let path = path.map(|path| path.display().to_string());
+            let error = json!({"kind": kind, "message": message, "path": path, "tensor": tensor, "causes": causes});
+            complain(&format!("{}\n", json!({ "error": error })));
+            return;
+        }
+        let mut out = format!("{}: {}\n", text::styled(BAD, "error"), text::escape_lines(message));
+        for cause in causes {
+            out.push_str(&format!("  because: {}\n", text::escape_lines(cause)));
+        }
+        complain(&out);
+    }
+}
+
+/// The chain of causes below an error.
+fn causes_of(error: &dyn std::error::Error) -> Vec<String> {
+    std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string).collect()
+}
+
+/// Writes to stderr. A stderr that is gone leaves nobody to tell.
+fn complain(text: &str) {
+    let _ = anstream::stderr().lock().write_all(text.as_bytes());
+}
+
+/// A closed pipe is not our failure; anything else on stdout is.
+fn written(result: io::Result<()>) -> Result<(), Failure> {
+    result.map_err(|source| match source.kind() {
+        io::ErrorKind::BrokenPipe => Failure::ReaderGone,
+        _ => Failure::System { what: "cannot write to standard output".to_owned(), source },
+    })
+}

@@ -1,0 +1,62 @@
+//! `vramp verify`, and the check of `vramp load --spec`: is the checkpoint what a model demands? Names, types, shapes, ties.
+
+use std::path::Path;
+
+use vramp::Error;
+use vramp::checkpoint::strict::{self, Spec, Verdict};
+use vramp::checkpoint::{Checkpoint, OpenOptions, Selection};
+
+use super::args::VerifyArgs;
+use super::interrupt::Interrupt;
+use super::options;
+use super::output::{Failure, Output};
+use super::text::{self, BAD, GOOD};
+
+pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
+    let open = options::open(&args.how);
+    let spec = read_spec(&args.spec, &open)?;
+    let checkpoint = Checkpoint::open_with(&args.path, &open)?;
+    interrupt.check()?;
+    let verdict = check(&spec, &checkpoint, &options::names(&args.names))?;
+    output.warnings(checkpoint.warnings());
+    if output.json {
+        output.json(&verdict)?
+    } else {
+        output.text(&as_text(&verdict, &checkpoint))?
+    }
+    if verdict.ok { Ok(()) } else { Err(Failure::CheckFailed) }
+}
+
+/// Refuses a checkpoint that is not what `spec` demands, with the whole verdict.
+pub(crate) fn demand(
+    spec: &Path,
+    checkpoint: &Checkpoint,
+    open: &OpenOptions,
+    names: &Selection,
+) -> Result<(), Failure> {
+    Ok(check(&read_spec(spec, open)?, checkpoint, names)?.demand(checkpoint.path())?)
+}
+
+/// A selection that cannot be made (two names that become one after stripping) is a verdict as well: not what was demanded.
+fn check(spec: &Spec, checkpoint: &Checkpoint, names: &Selection) -> Result<Verdict, Failure> {
+    let mismatch = |report: String| Error::Mismatch { path: checkpoint.path().to_owned(), report };
+    strict::verify(checkpoint, names, spec).map_err(|error| match error {
+        Error::Request { .. } => mismatch(error.to_string()).into(),
+        other => other.into(),
+    })
+}
+
+/// A checkpoint is opened as the one that is checked; anything else is a list of tensors, which the library reads.
+fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.ends_with(".json") && !name.contains(".index.") && !path.is_dir() {
+        return Ok(Spec::open(path)?);
+    }
+    Ok(Spec::from(&Checkpoint::open_with(path, open)?))
+}
+
+fn as_text(verdict: &Verdict, checkpoint: &Checkpoint) -> String {
+    let word = if verdict.ok { text::styled(GOOD, "ok") } else { text::styled(BAD, "no match") };
+    let path = text::escape(&checkpoint.path().display().to_string());
+    format!("{word}: {path}: {}\n", text::escape_lines(verdict.to_string().trim_end()))
+}

@@ -1,0 +1,283 @@
+//! Numbers, tables and names as a person reads them: units always printed, columns aligned, control characters escaped.
+//!
+//! Pure functions to strings; colours are ANSI codes that `output` strips where they are not wanted.
+
+use std::fmt::Write as _;
+
+use anstyle::{AnsiColor, Style};
+
+pub(crate) const BOLD: Style = Style::new().bold();
+pub(crate) const DIM: Style = Style::new().dimmed();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default().bold();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const BAR: Style = AnsiColor::Cyan.on_default();
+
+/// `text` in a style.
+pub(crate) fn styled(style: Style, text: impl std::fmt::Display) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// `1.07 GB`: powers of 1000.
+pub(crate) fn decimal(bytes: u64) -> String {
+    scaled(bytes, 1000, ["B", "kB", "MB", "GB", "TB", "PB", "EB"])
+}
+
+/// `4 MiB`, `1.04 GiB`: powers of 1024, without a fraction where there is none.
+pub(crate) fn binary(bytes: u64) -> String {
+    let whole = [(30, "GiB"), (20, "MiB"), (10, "KiB")].into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
+    match whole {
+        Some((shift, unit)) if (1..1024).contains(&(bytes >> shift)) => format!("{} {unit}", bytes >> shift),
+        _ => fractional(bytes),
+    }
+}
+
+fn fractional(bytes: u64) -> String {
+    scaled(bytes, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+}
+
+/// `4.34 GB (4.04 GiB)`.
+pub(crate) fn both(bytes: u64) -> String {
+    if bytes < 1000 { decimal(bytes) } else { format!("{} ({})", decimal(bytes), binary(bytes)) }
+}
+
+fn scaled(bytes: u64, step: u64, units: [&str; 7]) -> String {
+    if bytes < step {
+        return format!("{bytes} {}", units[0]);
+    }
+    let (mut value, mut unit) = (as_f64(bytes), 0);
+    // 999.5 would be printed as 1000.
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= as_f64(step);
+        unit += 1;
+    }
+    format!("{} {}", three_digits(value), units[unit])
+}
+
+/// `1.88 GB/s`, of bytes a second.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        rate if rate >= 0.9995e9 => format!("{} GB/s", three_digits(rate / 1e9)),
+        rate if rate >= 0.9995e6 => format!("{} MB/s", three_digits(rate / 1e6)),
+        rate => format!("{} kB/s", three_digits(rate / 1e3)),
+    }
+}
+
+/// `11.7 s`, `3.20 ms`; from two minutes on also in minutes.
+pub(crate) fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s <= 0.0 => "0 s".to_owned(),
+        s if s < 0.999_5e-3 => format!("{} µs", three_digits(s * 1e6)),
+        s if s < 0.999_5 => format!("{} ms", three_digits(s * 1e3)),
+        s if s < 120.0 => format!("{} s", three_digits(s)),
+        s => {
+            let total = s.round();
+            format!("{total:.0} s ({:.0} min {:.0} s)", (total / 60.0).floor(), total % 60.0)
+        }
+    }
+}
+
+/// A number from 0 up with three significant digits, and no more digits than it needs above 1000.
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v < 9.995 => format!("{v:.2}"),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// `94 %`.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// `12,291`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// `3 shards`, `1 shard`.
+pub(crate) fn plural(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// `8.03 billion`, `560 million`, `12,291`.
+pub(crate) fn large(number: u64) -> String {
+    match as_f64(number) {
+        n if n >= 0.9995e12 => format!("{} trillion", three_digits(n / 1e12)),
+        n if n >= 0.9995e9 => format!("{} billion", three_digits(n / 1e9)),
+        n if n >= 0.9995e6 => format!("{} million", three_digits(n / 1e6)),
+        _ => count(number),
+    }
+}
+
+/// `[4096, 128]`.
+pub(crate) fn shape(dims: &[u64]) -> String {
+    let dims: Vec<_> = dims.iter().map(u64::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+/// Text from a file, safe for a terminal: control characters and those that reorder text are shown as escapes.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_treacherous(c) { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// The same for messages of several lines, whose line breaks are ours.
+pub(crate) fn escape_lines(text: &str) -> String {
+    text.split('\n').map(escape).collect::<Vec<_>>().join("\n")
+}
+
+fn is_treacherous(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// A bar of `width` cells, of which `share` are filled, to an eighth of a cell.
+pub(crate) fn bar(share: f64, width: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 0 and 8 * width
+    let eighths = (share * as_f64(width as u64) * 8.0).round() as usize;
+    let filled = format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8]);
+    if filled.is_empty() && share > 0.0 { "▏".to_owned() } else { filled }
+}
+
+/// Where the text of a cell stands in its column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// Rows of cells in aligned columns.
+#[derive(Debug)]
+pub(crate) struct Table {
+    columns: Vec<Align>,
+    rows: Vec<Vec<(Style, String)>>,
+}
+
+impl Table {
+    pub(crate) fn new(columns: &[Align]) -> Table {
+        Table { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// A row of column headings.
+    pub(crate) fn heading<const N: usize>(&mut self, cells: [&str; N]) {
+        self.rows.push(cells.iter().map(|&cell| (DIM, cell.to_owned())).collect());
+    }
+
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into_iter().map(|cell| (Style::new(), cell)).collect());
+    }
+
+    pub(crate) fn styled_row<const N: usize>(&mut self, cells: [(Style, String); N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// Whether it has no row but its heading.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.rows.len() <= 1
+    }
+
+    /// The table, each line with a line break, two blanks between columns, none at the end of a line.
+    pub(crate) fn render(&self) -> String {
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|(_, cell)| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let last = row.iter().rposition(|(_, cell)| !cell.is_empty()).map_or(0, |last| last + 1);
+            for (column, (style, cell)) in row.iter().enumerate().take(last) {
+                let pad = " ".repeat(widths.get(column).map_or(0, |width| width.saturating_sub(cell.chars().count())));
+                let cell = styled(*style, cell);
+                let gap = if column == 0 { "" } else { "  " };
+                let _ = match self.columns.get(column) {
+                    Some(Align::Right) => write!(out, "{gap}{pad}{cell}"),
+                    _ if column + 1 == last => write!(out, "{gap}{cell}"),
+                    _ => write!(out, "{gap}{cell}{pad}"),
+                };
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // what a person reads has three digits
+pub(crate) fn as_f64(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_name_their_unit_and_round_up_to_the_next() {
+        assert_eq!((decimal(0).as_str(), decimal(999).as_str()), ("0 B", "999 B"));
+        assert_eq!(decimal(999_999), "1.00 MB");
+        assert_eq!(decimal(140_000_000_000), "140 GB");
+        assert_eq!((binary(1 << 30).as_str(), binary(4 << 20).as_str(), binary(0).as_str()), ("1 GiB", "4 MiB", "0 B"));
+        assert_eq!(binary((1 << 30) + 1), "1.00 GiB");
+        assert_eq!(binary(1023), "1023 B");
+        assert_eq!(decimal(u64::MAX), "18.4 EB");
+        assert_eq!(both(4_340_000_000), "4.34 GB (4.04 GiB)");
+    }
+
+    #[test]
+    fn times_and_rates_have_three_digits() {
+        assert_eq!(seconds(11.6667), "11.7 s");
+        assert_eq!(seconds(0.0032), "3.20 ms");
+        assert_eq!(seconds(0.000_5), "500 µs");
+        assert_eq!(seconds(0.0), "0 s");
+        assert_eq!(seconds(233.3), "233 s (3 min 53 s)");
+        assert_eq!(rate(12e9), "12.0 GB/s");
+        assert_eq!(rate(0.55e9), "550 MB/s");
+    }
+
+    #[test]
+    fn counts() {
+        assert_eq!((count(0).as_str(), count(999).as_str(), count(1000).as_str()), ("0", "999", "1,000"));
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(large(70_000_000_000), "70.0 billion");
+        assert_eq!((plural(1, "shard").as_str(), plural(2, "shard").as_str()), ("1 shard", "2 shards"));
+    }
+
+    #[test]
+    fn names_from_files_cannot_command_a_terminal() {
+        assert_eq!(escape("a\x1b[31mb\u{202e}c\n"), "a\\u{1b}[31mb\\u{202e}c\\n");
+        assert_eq!(escape("Ärger.weight"), "Ärger.weight");
+        assert_eq!(escape_lines("a\n\x07"), "a\n\\u{7}");
+    }
+
+    #[test]
+    fn bars_are_never_empty_for_something() {
+        assert_eq!(bar(0.0, 10), "");
+        assert_eq!(bar(0.0001, 10), "▏");
+        assert_eq!(bar(0.5, 10), "█████");
+        assert_eq!(bar(f64::NAN, 10), "");
+        assert_eq!(bar(7.0, 3), "███");
+    }
+
+    #[test]
+    fn columns_are_aligned_without_trailing_blanks() {
+        let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
+        table.row(["a".into(), "1".into(), "x".into()]);
+        table.row(["bbb".into(), "100".into(), String::new()]);
+        let plain = anstream::adapter::strip_str(&table.render()).to_string();
+        assert_eq!(plain, "a      1  x\nbbb  100\n");
+    }
+}

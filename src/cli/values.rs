@@ -1,0 +1,282 @@
+//! Single values as people type them: sizes, rates, slices, ranks, ties. Each parser says what it wanted.
+//!
+//! Pure functions of text; the message of an error ends up after clap's own `invalid value … for …`.
+
+use std::str::FromStr;
+
+use bytesize::ByteSize;
+use vramp::checkpoint::{SliceRequest, Tie};
+use vramp::dtype::Dtype;
+use vramp::estimate::{Link, NAMED_LINKS};
+use vramp::report::Staging;
+
+/// The smallest staging buffer that any block of direct I/O fits in.
+const MIN_STAGING_BYTES: u64 = 4096;
+
+type Parsed<T> = Result<T, String>;
+
+/// One rank of a tensor-parallel group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rank {
+    pub(crate) rank: u64,
+    pub(crate) world: u64,
+}
+
+/// Tensors and the dimension that they are cut along.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) glob: String,
+    pub(crate) dim: usize,
+}
+
+/// `4MiB`, `1.5GB`, `4096`.
+pub(crate) fn bytes(text: &str) -> Parsed<u64> {
+    let size = ByteSize::from_str(text.trim()).map(|size| size.as_u64());
+    size.map_err(|_| "a size is a number with a unit: 4096, 16MB (10^6 bytes), 4MiB (2^20 bytes)".to_owned())
+}
+
+/// `64`, `4KiB`: a power of two.
+pub(crate) fn alignment(text: &str) -> Parsed<u64> {
+    match bytes(text)? {
+        align if align.is_power_of_two() && align <= 2 << 20 => Ok(align),
+        align => Err(format!("an alignment is a power of two up to 2MiB, and {align} is not")),
+    }
+}
+
+/// `16x4MiB`.
+pub(crate) fn staging(text: &str) -> Parsed<Staging> {
+    let wanted = || "staging is a number of buffers and the size of each: 16x4MiB".to_owned();
+    let (count, size) = text.split_once(['x', 'X']).ok_or_else(wanted)?;
+    let count: usize = count.trim().parse().map_err(|_| wanted())?;
+    let size = bytes(size)?;
+    if count == 0 || size < MIN_STAGING_BYTES || !size.is_multiple_of(MIN_STAGING_BYTES) {
+        return Err(format!(
+            "at least one buffer, of a multiple of {MIN_STAGING_BYTES} bytes; this is {count} of {size} bytes"
+        ));
+    }
+    let too_large = || "that is more than this machine can address".to_owned();
+    let size = usize::try_from(size).map_err(|_| too_large())?;
+    count.checked_mul(size).ok_or_else(too_large)?;
+    Ok(Staging { count, bytes: size })
+}
+
+/// `NAME=DIM:START:END`. The name may hold `=` and `:`.
+pub(crate) fn slice(text: &str) -> Parsed<SliceRequest> {
+    let wanted = || "a slice is NAME=DIM:START:END, as lm_head.weight=0:0:1000".to_owned();
+    let (name, numbers) = named(text).ok_or_else(wanted)?;
+    let numbers: Vec<u64> =
+        numbers.split(':').map(|number| number.trim().parse().map_err(|_| wanted())).collect::<Parsed<_>>()?;
+    let &[dim, start, end] = numbers.as_slice() else { return Err(wanted()) };
+    if start > end {
+        return Err(format!("a slice starts before it ends, and {start} is above {end}"));
+    }
+    let dim = usize::try_from(dim).map_err(|_| wanted())?;
+    Ok(SliceRequest { name: name.to_owned(), dim, range: start..end })
+}
+
+/// `RANK/WORLD`.
+pub(crate) fn rank(text: &str) -> Parsed<Rank> {
+    let wanted = || "a rank is RANK/WORLD, as 0/4 for the first of four".to_owned();
+    let (rank, world) = text.split_once('/').ok_or_else(wanted)?;
+    let rank: u64 = rank.trim().parse().map_err(|_| wanted())?;
+    let world: u64 = world.trim().parse().map_err(|_| wanted())?;
+    if rank >= world {
+        return Err(format!("ranks count from 0, so the last of {world} is {}", world.saturating_sub(1)));
+    }
+    Ok(Rank { rank, world })
+}
+
+/// `GLOB=DIM`.
+pub(crate) fn cut(text: &str) -> Parsed<Cut> {
+    let wanted = || "a cut is GLOB=DIM, as '*.q_proj.weight=0'".to_owned();
+    let (glob, dim) = named(text).ok_or_else(wanted)?;
+    let dim = dim.trim().parse().map_err(|_| wanted())?;
+    Ok(Cut { glob: glob.to_owned(), dim })
+}
+
+/// `ALIAS=NAME`.
+pub(crate) fn tie(text: &str) -> Parsed<Tie> {
+    let (alias, target) = named(text)
+        .filter(|(_, target)| !target.is_empty())
+        .ok_or("a tie is ALIAS=NAME, as lm_head.weight=model.embed_tokens.weight")?;
+    Ok(Tie { alias: alias.to_owned(), target: target.to_owned() })
+}
+
+/// `70B`, `560M`, `1.5T`, `123456`.
+pub(crate) fn parameters(text: &str) -> Parsed<u64> {
+    let wanted = || "a number of parameters is as 70B, 560M, 1.5T or 123456".to_owned();
+    let text = text.trim();
+    let (digits, scale) = match text.chars().last().map(|unit| unit.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 1e3),
+        Some('M') => (&text[..text.len() - 1], 1e6),
+        Some('B' | 'G') => (&text[..text.len() - 1], 1e9),
+        Some('T') => (&text[..text.len() - 1], 1e12),
+        _ => return text.replace('_', "").parse().map_err(|_| wanted()),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| wanted())?;
+    whole(number * scale).ok_or_else(wanted)
+}
+
+/// `f16`, `BF16`, `float32`, `fp8`.
+pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
+    let upper = text.trim().to_ascii_uppercase();
+    let name = match upper.as_str() {
+        "FP64" | "FLOAT64" | "DOUBLE" => "F64",
+        "FP32" | "FLOAT32" | "FLOAT" => "F32",
+        "FP16" | "FLOAT16" | "HALF" => "F16",
+        "BFLOAT16" => "BF16",
+        "FP8" | "F8" | "FLOAT8" | "FLOAT8_E4M3FN" => "F8_E4M3",
+        "FLOAT8_E5M2" => "F8_E5M2",
+        "FP4" => "F4",
+        "INT8" => "I8",
+        "UINT8" => "U8",
+        "INT16" => "I16",
+        "INT32" => "I32",
+        "INT64" => "I64",
+        other => other,
+    };
+    match Dtype::from_safetensors(name) {
+        Dtype::Unknown(_) => {
+            let names: Vec<_> = Dtype::ALL.iter().map(Dtype::name).collect();
+            Err(format!("element types are {}", names.join(", ")))
+        }
+        known => Ok(known),
+    }
+}
+
+/// `12GB/s`, `disk=7GB/s`, `pcie4x16`.
+pub(crate) fn link(text: &str) -> Parsed<Link> {
+    let text = text.trim();
+    if let Some(&(name, bytes_per_second)) = NAMED_LINKS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)) {
+        return Ok(Link { name: name.to_owned(), bytes_per_second });
+    }
+    let (name, rate_text) = named(text).unwrap_or((text, text));
+    let bytes_per_second = rate(rate_text)?;
+    Ok(Link { name: name.to_owned(), bytes_per_second })
+}
+
+/// `12GB/s`, `100Gbit/s`, `12e9` (bytes a second).
+pub(crate) fn rate(text: &str) -> Parsed<f64> {
+    let wanted = || {
+        let names: Vec<_> = NAMED_LINKS.iter().map(|(name, _)| *name).collect();
+        format!("a bandwidth is as 12GB/s, 12GiB/s or 100Gbit/s, or one of {}", names.join(", "))
+    };
+    let text = text.trim();
+    let number_len = number_len(text);
+    let number: f64 = text[..number_len].parse().map_err(|_| wanted())?;
+    let unit = text[number_len..].trim();
+    let per_second = unit.strip_suffix("/s").map(str::trim_end);
+    let scale = match (per_second.unwrap_or(unit), per_second.is_some()) {
+        ("" | "B", _) => 1.0,
+        ("Gb" | "gb" | "Mb" | "mb" | "Tb" | "tb", true) => {
+            return Err(format!("{unit:?} may mean bits or bytes: write GB/s for bytes, Gbit/s for bits"));
+        }
+        (unit, true) if unit.ends_with("bit") => prefix(unit.trim_end_matches("bit")).ok_or_else(wanted)? / 8.0,
+        (unit, false) if unit.ends_with("bps") => prefix(unit.trim_end_matches("bps")).ok_or_else(wanted)? / 8.0,
+        (unit, _) if unit.ends_with('B') => prefix(unit.trim_end_matches('B')).ok_or_else(wanted)?,
+        _ => return Err(wanted()),
+    };
+    let rate = number * scale;
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a bandwidth is above zero".to_owned()) }
+}
+
+/// Bytes at the beginning of `text` that are a number: digits, a point, an exponent.
+fn number_len(text: &str) -> usize {
+    let plain = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let rest = &text[plain..];
+    let exponent = rest.strip_prefix(['e', 'E']).filter(|after| after.starts_with(|c: char| c.is_ascii_digit()));
+    exponent.map_or(plain, |after| plain + 1 + after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len()))
+}
+
+fn prefix(text: &str) -> Option<f64> {
+    Some(match text {
+        "" => 1.0,
+        "k" | "K" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => 1024.0,
+        "Mi" => 1_048_576.0,
+        "Gi" => 1_073_741_824.0,
+        "Ti" => 1_099_511_627_776.0,
+        _ => return None,
+    })
+}
+
+/// `name=value`, cut at the last `=`, since names of tensors may hold one.
+fn named(text: &str) -> Option<(&str, &str)> {
+    text.rsplit_once('=').filter(|(name, _)| !name.is_empty())
+}
+
+/// A finite number that is not negative, as an integer.
+fn whole(number: f64) -> Option<u64> {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the range is checked
+    (number.is_finite() && (0.0..1.8e19).contains(&number)).then_some(number.round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_staging() {
+        assert_eq!(bytes("4MiB"), Ok(4 << 20));
+        assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert!(bytes("much").is_err() && bytes("").is_err() && bytes("-1").is_err());
+        assert_eq!(staging("16x4MiB"), Ok(Staging { count: 16, bytes: 4 << 20 }));
+        for wrong in ["16", "0x4MiB", "x4MiB", "4x100", "4x", "99999999999999x4MiB", "4x5000"] {
+            assert!(staging(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(alignment("4KiB"), Ok(4096));
+        assert!(alignment("3").is_err() && alignment("0").is_err());
+    }
+
+    #[test]
+    fn slices_cuts_and_ties_take_names_with_odd_characters() {
+        let odd = slice("a=b:c=1:2:3").unwrap();
+        assert_eq!((odd.name.as_str(), odd.dim, odd.range), ("a=b:c", 1, 2..3));
+        for wrong in ["a", "a=", "=0:0:1", "a=0:1", "a=0:2:1", "a=0:1:2:3", "a=x:1:2", "a=-1:0:1"] {
+            assert!(slice(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(cut("*.q=1"), Ok(Cut { glob: "*.q".to_owned(), dim: 1 }));
+        assert!(cut("*.q").is_err() && cut("*.q=x").is_err());
+        assert!(tie("a=b").is_ok() && tie("a").is_err() && tie("=b").is_err() && tie("a=").is_err());
+    }
+
+    #[test]
+    fn ranks_stay_below_their_world() {
+        assert_eq!(rank("3/4"), Ok(Rank { rank: 3, world: 4 }));
+        for wrong in ["4/4", "0/0", "1", "a/b", "-1/2"] {
+            assert!(rank(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn parameters_and_types() {
+        assert_eq!(parameters("70B"), Ok(70_000_000_000));
+        assert_eq!(parameters("0.5b"), Ok(500_000_000));
+        assert_eq!(parameters("123_456"), Ok(123_456));
+        assert!(parameters("many").is_err() && parameters("B").is_err() && parameters("-1B").is_err());
+        assert_eq!(dtype("f16"), Ok(Dtype::F16));
+        assert_eq!(dtype("bfloat16"), Ok(Dtype::BF16));
+        assert!(dtype("f17").unwrap_err().contains("BF16"));
+    }
+
+    #[test]
+    fn bandwidths_tell_bits_from_bytes() {
+        let of = |text: &str| link(text).map(|link| link.bytes_per_second);
+        assert_eq!(of("12GB/s"), Ok(12e9));
+        assert_eq!(of("12 GB/s"), Ok(12e9));
+        assert_eq!(of("1GiB/s"), Ok(1_073_741_824.0));
+        assert_eq!(of("100Gbit/s"), Ok(12.5e9));
+        assert_eq!(of("10Gbps"), Ok(1.25e9));
+        assert_eq!(of("12e9"), Ok(12e9));
+        assert_eq!(of("pcie4x16"), Ok(25e9));
+        assert!(of("12Gb/s").unwrap_err().contains("bits or bytes"));
+        for wrong in ["0GB/s", "fast", "x=", "12GX/s", "-3GB/s", "1e999"] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(link("disk=7GB/s").unwrap().name, "disk");
+    }
+}

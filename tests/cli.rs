@@ -1,0 +1,468 @@
+//! The program as people and scripts meet it: help, output, JSON, exit statuses, signals, closed pipes.
+//!
+//! Help is compared with `tests/golden`; run with `VRAMP_BLESS=1` to write what it is now.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// What one run said.
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {:?} {:?}", self.out, self.err))
+    }
+
+    /// The one line of JSON on stderr.
+    fn error(&self) -> Value {
+        assert_eq!(self.err.lines().count(), 1, "{}", self.err);
+        let error: Value = serde_json::from_str(&self.err).unwrap();
+        let keys: Vec<_> = error["error"].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["kind", "message", "path", "tensor", "causes"]);
+        error["error"].clone()
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.args(args).stdin(Stdio::null());
+    for name in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "HF_HUB_CACHE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn vramp(args: &[&str]) -> Said {
+    let Output { status, stdout, stderr } = command(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said { code: status.code(), out: text(stdout), err: text(stderr) }
+}
+
+/// A folder on the disk that the target folder is on: the usual temporary one may be memory.
+fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: Value) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".to_owned(), metadata);
+    let mut data = Vec::new();
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert((*name).to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+        data.extend_from_slice(bytes);
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}
+
+/// `a.weight` F32 [2, 3] and `b.bias` I64 [2] in `m.safetensors`.
+fn small(folder: &Path) -> String {
+    let (a, b): (Vec<u8>, Vec<u8>) = ((0..24).collect(), (100..116).collect());
+    let path = folder.join("m.safetensors");
+    let file = safetensors(&[("a.weight", "F32", &[2, 3], &a), ("b.bias", "I64", &[2], &b)], json!({"format": "pt"}));
+    std::fs::write(&path, file).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn spec(folder: &Path, rows: u64) -> String {
+    let path = folder.join("spec.json");
+    let tensors = json!({"a.weight": {"dtype": "F32", "shape": [rows, 3]}, "b.bias": {"dtype": "I64", "shape": [2]}});
+    std::fs::write(&path, json!({"tensors": tensors}).to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    vramp::digest::Digest::of(bytes).to_string()
+}
+
+#[track_caller]
+fn assert_golden(name: &str, found: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("VRAMP_BLESS").is_some() {
+        std::fs::write(&path, found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(expected == found, "{name} differs; VRAMP_BLESS=1 writes what it is now:\n{found}");
+}
+
+// ---- help
+
+#[test]
+fn help_is_what_it_was() {
+    for command in ["", "inspect", "load", "estimate", "verify", "demo", "completions", "man"] {
+        for (option, kind) in [("-h", "short"), ("--help", "long")] {
+            let args: Vec<&str> = [command, option].into_iter().filter(|arg| !arg.is_empty()).collect();
+            let said = vramp(&args);
+            assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
+            let name = if command.is_empty() { "vramp" } else { command };
+            assert_golden(&format!("help-{name}-{kind}.txt"), &said.out);
+        }
+    }
+}
+
+#[test]
+fn version_completions_and_manual_pages() {
+    assert_eq!(vramp(&["--version"]).out, format!("vramp {}\n", env!("CARGO_PKG_VERSION")));
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(vramp(&["completions", shell]).out.contains("inspect"), "{shell}");
+    }
+    assert!(vramp(&["man"]).out.starts_with(".ie"));
+    let folder = folder();
+    assert_eq!(vramp(&["man", "--dir", folder.path().to_str().unwrap()]).code, Some(0));
+    assert!(folder.path().join("vramp-load.1").is_file());
+}
+
+// ---- results
+
+#[test]
+fn inspect_lists_everything_as_json() {
+    let folder = folder();
+    let path = small(folder.path());
+    let said = vramp(&["inspect", &path, "--json"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let offset = std::fs::metadata(&path).unwrap().len() - 40;
+    let expected = json!({
+        "path": path,
+        "format": "safetensors",
+        "shards": [{"path": path, "bytes": offset + 40}],
+        "metadata": {"format": "pt"},
+        "total_bytes": 40,
+        "parameters": 8,
+        "dtypes": {"F32": {"tensors": 1, "bytes": 24}, "I64": {"tensors": 1, "bytes": 16}},
+        "tensors": {
+            "a.weight": {"dtype": "F32", "shape": [2, 3], "shard": 0, "offset": offset, "bytes": 24},
+            "b.bias": {"dtype": "I64", "shape": [2], "shard": 0, "offset": offset + 24, "bytes": 16},
+        },
+        "warnings": [],
+    });
+    assert_eq!(said.json(), expected);
+}
+
+#[test]
+fn inspect_shows_a_table_a_tree_and_a_plan_to_people() {
+    let folder = folder();
+    let path = small(folder.path());
+    let table = vramp(&["inspect", &path]).out;
+    assert!(table.contains("a.weight  F32   [2, 3]   24 B      0\n"), "{table}");
+    assert!(table.contains("40 B, 1 shard, 2 tensors, 8 parameters"), "{table}");
+    let tree = vramp(&["inspect", &path, "--tree"]).out;
+    assert!(tree.contains("├─ a.weight  F32 [2, 3]  24 B\n└─ b.bias  I64 [2]  16 B\n"), "{tree}");
+    let plan = vramp(&["inspect", &path, "--plan"]).out;
+    assert!(plan.contains("plan: 40 B of 2 tensors"), "{plan}");
+    let one = vramp(&["inspect", &path, "--include", "a*", "--json"]).json();
+    assert_eq!(one["tensors"].as_object().unwrap().len(), 1);
+    let planned = vramp(&["inspect", &path, "--plan", "--json"]).json();
+    assert_eq!(planned["plan"]["placements"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn layers_that_are_alike_are_shown_once() {
+    let folder = folder();
+    let names: Vec<String> = (0..12).map(|layer| format!("model.layers.{layer}.up.weight")).collect();
+    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+        names.iter().map(|name| (name.as_str(), "U8", &[2][..], &[1, 2][..])).collect();
+    let path = folder.path().join("m.safetensors");
+    std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
+    let tree = vramp(&["inspect", path.to_str().unwrap(), "--tree"]).out;
+    assert!(tree.contains("0 … 11  (12 alike, each:)"), "{tree}");
+    assert_eq!(tree.matches("up.weight").count(), 1, "{tree}");
+}
+
+#[test]
+fn load_gives_tensors_digests_and_the_report_as_json() {
+    let folder = folder();
+    let said = vramp(&["load", &small(folder.path()), "--digests", "--json"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let loaded = said.json();
+    let keys: Vec<_> = loaded.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["device", "tensors", "report", "warnings"]);
+    assert_eq!(loaded["device"], "cpu");
+    let a: Vec<u8> = (0..24).collect();
+    assert_eq!(
+        loaded["tensors"]["a.weight"],
+        json!({"dtype": "F32", "shape": [2, 3], "bytes": 24, "sha256": sha256(&a)})
+    );
+    let report = &loaded["report"];
+    for key in ["bytes", "seconds", "gb_per_s", "estimate", "efficiency", "stages", "routes", "cache", "staging"] {
+        assert!(!report[key].is_null(), "{key}: {report}");
+    }
+    assert_eq!(report["bytes"], 40);
+}
+
+#[test]
+fn every_route_gives_the_same_digests() {
+    let folder = folder();
+    let path = small(folder.path());
+    let digests = |route: &str| {
+        let said = vramp(&["load", &path, "--route", route, "--digests", "--json"]);
+        assert_eq!(said.code, Some(0), "{route}: {}", said.err);
+        (said.json()["tensors"].clone(), said.json()["report"]["routes"]["view"].clone())
+    };
+    let (auto, _) = digests("auto");
+    for route in ["direct", "buffered", "mapped"] {
+        assert_eq!(digests(route), (auto.clone(), json!(0)), "{route}");
+    }
+    assert_eq!(digests("view"), (auto, json!(40)));
+}
+
+#[test]
+fn slices_ranks_names_and_ties_reach_the_library() {
+    let folder = folder();
+    let path = small(folder.path());
+    let a: Vec<u8> = (0..24).collect();
+    let tensors = |args: &[&str]| {
+        let said = vramp(&[&["load", &path, "--digests", "--json"], args].concat());
+        assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
+        said.json()["tensors"].clone()
+    };
+    let row = tensors(&["--slice", "a.weight=0:1:2", "--exclude", "b.*"]);
+    assert_eq!(row, json!({"a.weight": {"dtype": "F32", "shape": [1, 3], "bytes": 12, "sha256": sha256(&a[12..])}}));
+    let rank = tensors(&["--include", "a.weight", "--tp", "0/2", "--tp-dim", "a.weight=0"]);
+    assert_eq!(rank["a.weight"]["sha256"], sha256(&a[..12]));
+    let renamed = tensors(&["--strip-prefix", "a.", "--tied", "head=weight"]);
+    assert_eq!(renamed["head"]["sha256"], renamed["weight"]["sha256"]);
+}
+
+#[test]
+fn load_tells_people_what_the_limit_was() {
+    let folder = folder();
+    let path = small(folder.path());
+    let said = vramp(&["load", &path]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    for part in ["loaded  40 B in ", "(2 tensors to cpu)", "limit   ", "routes ", "page cache ", "CPU "] {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    assert!(!said.out.contains('\x1b'), "colours are for terminals");
+    assert!(vramp(&["load", &path, "--device", "null"]).out.contains("(2 tensors to null)"));
+    assert!(vramp(&["load", &path, "--plan-only"]).out.contains("plan: 40 B of 2 tensors"));
+    assert!(vramp(&["load", &path, "--route", "view"]).out.starts_with("mapped  40 B"));
+}
+
+#[test]
+fn verify_says_yes_or_no() {
+    let folder = folder();
+    let path = small(folder.path());
+    let yes = vramp(&["verify", &path, "--spec", &spec(folder.path(), 2), "--json"]);
+    assert_eq!((yes.code, &yes.json()["ok"]), (Some(0), &json!(true)));
+    let keys: Vec<_> = yes.json().as_object().unwrap().keys().cloned().collect();
+    let expected = ["ok", "missing", "unexpected", "shape_mismatch", "dtype_mismatch", "ties", "suggestion"];
+    assert_eq!(keys, expected);
+    assert_eq!(vramp(&["verify", &path, "--spec", &path]).code, Some(0));
+    let no = vramp(&["verify", &path, "--spec", &spec(folder.path(), 7), "--json"]);
+    assert_eq!((no.code, &no.json()["ok"]), (Some(1), &json!(false)));
+    let no = vramp(&["verify", &path, "--spec", &spec(folder.path(), 7)]);
+    assert!(no.out.contains("a.weight") && no.out.contains("[7, 3]"), "{}", no.out);
+    let strict = vramp(&["load", &path, "--spec", &spec(folder.path(), 7), "--json"]);
+    assert_eq!((strict.code, strict.out.as_str()), (Some(1), ""));
+    assert_eq!(strict.error()["kind"], "mismatch");
+}
+
+#[test]
+fn estimates_are_s_over_b() {
+    let seventy = ["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "12GB/s"];
+    let said = vramp(&seventy).out;
+    assert!(said.contains("140 GB") && said.contains("11.7 s"), "{said}");
+    let json = vramp(&[&seventy[..], &["--bandwidth", "gpu=56GB/s", "--json"]].concat()).json();
+    assert_eq!((&json["bytes"], &json["bound_by"]), (&json!(140_000_000_000_u64), &json!("12GB/s")));
+    assert!((json["seconds"].as_f64().unwrap() - 11.667).abs() < 0.001);
+    let folder = folder();
+    let said = vramp(&["estimate", &small(folder.path())]).out;
+    assert!(said.contains("40 B") && said.contains("pcie5x16"), "{said}");
+}
+
+#[test]
+fn names_from_files_cannot_command_a_terminal() {
+    let folder = folder();
+    let path = folder.path().join("m.safetensors");
+    std::fs::write(&path, safetensors(&[("a\x1b]0;x\x07", "U8", &[1], &[1])], json!({"k": "\x1b[2J"}))).unwrap();
+    for args in [&["inspect"][..], &["inspect", "--tree"], &["load", "--digests"]] {
+        let said = vramp(&[args, &[path.to_str().unwrap()]].concat());
+        assert_eq!(said.code, Some(0));
+        assert!(!said.out.contains('\x1b') && !said.out.contains('\x07'), "{:?}", said.out);
+    }
+}
+
+// ---- failures
+
+#[test]
+fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
+    let folder = folder();
+    let path = small(folder.path());
+    let broken = folder.path().join("broken.safetensors");
+    std::fs::write(&broken, [0xff; 64]).unwrap();
+    let broken = broken.to_str().unwrap();
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["inspect", "/no/such/place"], 4, "not_found"),
+        (&["load", "/no/such/place"], 4, "not_found"),
+        (&["inspect", broken], 3, "malformed"),
+        (&["load", broken], 3, "malformed"),
+        (&["inspect", &path, "--max-header-bytes", "16"], 3, "limit"),
+        (&["load", &path, "--include", "nothing.like.it"], 2, "request"),
+        (&["load", &path, "--tp", "0/3", "--tp-dim", "a.weight=0", "--include", "a.weight"], 2, "request"),
+        (&["load", &path, "--device", "cuda"], 5, "device"),
+        (&["load", &path, "--device", "null", "--digests"], 2, "usage"),
+        (&["load", &path, "--route", "view", "--staging", "2x4KiB"], 2, "usage"),
+        (&["load", &path, "--route", "view", "--device", "null"], 2, "usage"),
+        (&["load", &path, "--align", "64", "--device", "null"], 2, "usage"),
+        (&["load", &path, "--align", "3"], 2, "usage"),
+        (&["load", &path, "--slice", "a.weight"], 2, "usage"),
+        (&["load", &path, "--tp-dim", "a=0"], 2, "usage"),
+        (&["load", "--no-such-option"], 2, "usage"),
+        (&["estimate"], 2, "usage"),
+        (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "12Gb/s"], 2, "usage"),
+        (&["demo", "--bytes", "1000"], 2, "usage"),
+        (&["demo", "--dir", "/no/such/place"], 4, "io"),
+        (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),
+    ];
+    for (args, code, kind) in cases {
+        let said = vramp(&[args, &["--json"][..]].concat());
+        let error = said.error();
+        assert_eq!((said.code, &error["kind"], said.out.as_str()), (Some(*code), &json!(kind), ""), "{args:?} {error}");
+        let plain = vramp(args);
+        assert_eq!((plain.code, plain.out.as_str()), (Some(*code), ""), "{args:?}");
+        assert!(plain.err.starts_with("error: "), "{args:?}: {}", plain.err);
+    }
+}
+
+#[test]
+fn unknown_commands_are_wrong_usage() {
+    let said = vramp(&["frobnicate", "x"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.err.contains("unrecognized subcommand"), "{}", said.err);
+    assert_eq!(vramp(&[]).code, Some(2));
+}
+
+#[test]
+fn warnings_go_to_people_on_stderr_and_to_programs_in_the_json() {
+    let folder = folder();
+    small(folder.path());
+    std::fs::rename(folder.path().join("m.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    std::fs::copy(folder.path().join("model.safetensors"), folder.path().join("other.safetensors")).unwrap();
+    let path = folder.path().to_str().unwrap();
+    let json = vramp(&["inspect", path, "--json"]);
+    let warnings = json.json()["warnings"].as_array().unwrap().len();
+    assert!(warnings > 0 && json.err.is_empty(), "{}", json.err);
+    assert!(vramp(&["inspect", path]).err.starts_with("warning: "));
+}
+
+#[test]
+fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
+    let folder = folder();
+    let names: Vec<String> = (0..20_000).map(|at| format!("tensor.number.{at}")).collect();
+    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+        names.iter().map(|name| (name.as_str(), "U8", &[1][..], &[1][..])).collect();
+    let path = folder.path().join("m.safetensors");
+    std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
+    let path = path.to_str().unwrap();
+    for args in [&["inspect", path][..], &["inspect", path, "--json"], &["load", path, "--json"]] {
+        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdout.take().unwrap().read_exact(&mut [0; 64]).unwrap();
+        let done = child.wait_with_output().unwrap();
+        assert_eq!((done.status.code(), done.stderr.as_slice()), (Some(0), &b""[..]), "{args:?}");
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let done = command(&["inspect", path]).stdout(full).output().unwrap();
+    assert_eq!(done.status.code(), Some(4));
+}
+
+// ---- signals
+
+/// Waits until `done`, without a fixed time.
+#[track_caller]
+fn until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < deadline, "it never happens");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until the process has taken over SIGINT.
+fn until_it_handles_signals(child: &Child) {
+    until(|| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        u64::from_str_radix(caught.trim(), 16).unwrap_or(0) & 2 != 0
+    });
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// A checkpoint that takes minutes to read and no disk: one tensor, all of it a hole.
+fn endless(folder: &Path) -> String {
+    let len: u64 = 1 << 40;
+    let header = json!({"hole": {"dtype": "U8", "shape": [len], "data_offsets": [0, len]}}).to_string();
+    let path = folder.join("endless.safetensors");
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + len).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn an_interrupted_load_ends_within_a_second_with_130() {
+    let folder = folder();
+    let path = endless(folder.path());
+    for name in ["-INT", "-TERM"] {
+        let args = ["load", &path, "--device", "null", "--route", "direct", "--json"];
+        let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until_it_handles_signals(&child);
+        let sent = Instant::now();
+        signal(&child, name);
+        let done = child.wait_with_output().unwrap();
+        assert!(sent.elapsed() < Duration::from_secs(5), "a second, and patience for a busy machine");
+        let err = String::from_utf8(done.stderr).unwrap();
+        let said = Said { code: done.status.code(), out: String::new(), err };
+        assert_eq!((said.code, done.stdout.as_slice()), (Some(130), &b""[..]));
+        assert_eq!(said.error()["kind"], "cancelled");
+    }
+}
+
+fn demo_folders(inside: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(inside).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn an_interrupted_demo_removes_its_folder() {
+    let folder = folder();
+    let inside = folder.path().to_str().unwrap();
+    let args = ["demo", "--bytes", "256MiB", "--dir", inside];
+    let child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until(|| !demo_folders(folder.path()).is_empty());
+    signal(&child, "-INT");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_eq!(demo_folders(folder.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn the_demo_compares_cold_and_warm_and_leaves_nothing_behind() {
+    let folder = folder();
+    let inside = folder.path().to_str().unwrap();
+    let said = vramp(&["demo", "--bytes", "8MiB", "--dir", inside, "--json"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let demo = said.json();
+    for state in ["cold", "warm"] {
+        assert_eq!(demo[state]["report"]["bytes"], demo["checkpoint"]["bytes"], "{demo}");
+        assert!(demo[state]["efficiency"].as_f64().unwrap() > 0.0);
+    }
+    assert!(demo["measured"]["storage"]["how"].is_string() && demo["measured"]["memory"]["how"].is_string());
+    assert_eq!(demo_folders(folder.path()), Vec::<PathBuf>::new());
+
+    let kept = vramp(&["demo", "--bytes", "2MiB", "--dir", inside, "--keep"]);
+    assert!(kept.out.contains("T = S/B") && kept.out.contains("kept: "), "{}", kept.out);
+    let [kept] = &demo_folders(folder.path())[..] else { panic!("one folder is kept") };
+    assert_eq!(vramp(&["verify", kept.to_str().unwrap(), "--spec", kept.to_str().unwrap()]).code, Some(0));
+}
