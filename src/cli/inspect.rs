@@ -105,7 +105,7 @@ fn listed(info: &TensorInfo, name: &Arc<str>, shape: &[u64]) -> Listed {
         shape: shape.to_vec(),
         shard: info.shard(),
         offset,
-        bytes: if shape == info.shape { info.bytes() } else { info.dtype.tensor_bytes(shape).unwrap_or(0) },
+        bytes: if *shape == info.shape[..] { info.bytes() } else { info.dtype.tensor_bytes(shape).unwrap_or(0) },
         parts,
     }
 }
