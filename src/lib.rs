@@ -1,4 +1,49 @@
-//! vramp.
+//! vramp loads model weights from storage into memory as fast as the hardware allows, safely, and says what the limit was.
+//!
+//! ```
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("model.safetensors");
+//! # let header = r#"{"embed.weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}"#;
+//! # let values: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+//! # std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &values].concat())?;
+//! use vramp::load::{Options, load};
+//!
+//! let loaded = load(&path, &Options::default())?; // a file, a folder, an index, a Hugging Face snapshot
+//! let weight = loaded.tensor("embed.weight")?;
+//! assert_eq!((weight.shape(), weight.as_slice::<f32>()?), (&[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]));
+//!
+//! let report = &loaded.report; // where the time went, and which stage was the limit
+//! println!("{:.2} GB/s, bound by {:?}", report.gb_per_s, report.estimate.bound_by);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The map
+//!
+//! | to | use |
+//! |---|---|
+//! | load and be done | [`load::load`] |
+//! | look at a checkpoint without reading tensors | [`Checkpoint::open`](checkpoint::Checkpoint::open) |
+//! | choose tensors, slices, a tensor-parallel rank | [`checkpoint::Selection`] |
+//! | demand exactly the names, shapes and types of a model | [`checkpoint::strict`] |
+//! | see what a load would do | [`load::Loader::prepare`], [`plan::LoadPlan`] |
+//! | load again and again with warm threads and buffers | [`load::Loader`] |
+//! | use a tensor before the load is over | [`load::Loader::start`] |
+//! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
+//! | know beforehand how long it must take | [`estimate`] |
+//!
+//! # The way of a byte
+//!
+//! `checkpoint` reads the heads of the files and knows where each tensor's bytes lie. [`plan`] lays the tensors out in one
+//! arena and decides the reads: past the page cache (`O_DIRECT`) for what is cold, through it for what is warm, in place
+//! where the device's memory is the host's. [`load`] carries the plan out: one loop between a queue of reads and a stream of
+//! uploads, which own the buffers while they work on them. Nothing is handed out unless every byte is the file's, and the file
+//! is still what it was when its head was read.
+//!
+//! # What it never does
+//!
+//! Execute anything from a file, open anything outside a checkpoint's folder (links of the Hugging Face cache apart), raise a
+//! signal because a file shrank, panic on what it reads, read environment variables, print.
+
 pub mod checkpoint;
 pub mod device;
 pub mod digest;
@@ -15,8 +60,9 @@ pub mod report;
 pub mod source;
 pub mod staging;
 pub mod tensor;
-
-pub use error::{Error, Fault, Result};
+pub mod view;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+
+pub use error::{Error, Fault, Result};

@@ -71,14 +71,7 @@ impl Tensor {
     /// # Errors
     /// When `T` is not the element type of the tensor, or the tensor is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
-        if !T::holds(&self.dtype) {
-            let what = format!("tensor {:?} holds {}, not {}", self.name, self.dtype, std::any::type_name::<T>());
-            return Err(Error::Request { what, hint: None });
-        }
-        bytemuck::try_cast_slice(self.bytes()?).map_err(|why| Error::Request {
-            what: format!("tensor {:?} cannot be viewed as {}: {why}", self.name, std::any::type_name::<T>()),
-            hint: None,
-        })
+        cast(&self.name, &self.dtype, self.bytes()?)
     }
 
     /// Copies the elements into host memory, from wherever they are.
@@ -123,6 +116,18 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({:?}, {}, {:?})", self.name, self.dtype, self.shape)
     }
+}
+
+/// The bytes of the tensor `name` as elements of type `T`.
+pub(crate) fn cast<'a, T: Element>(name: &str, dtype: &Dtype, bytes: &'a [u8]) -> Result<&'a [T]> {
+    let wanted = std::any::type_name::<T>();
+    if !T::holds(dtype) {
+        return Err(Error::Request { what: format!("tensor {name:?} holds {dtype}, not {wanted}"), hint: None });
+    }
+    bytemuck::try_cast_slice(bytes).map_err(|why| Error::Request {
+        what: format!("tensor {name:?} cannot be viewed as {wanted}: {why}"),
+        hint: Some("copy the bytes: the tensor lies misaligned in its file".to_owned()),
+    })
 }
 
 mod sealed {

@@ -1,0 +1,265 @@
+//! Zero-copy views: tensors that borrow a read-only mapping of their file. Nothing is read until it is touched, and only
+//! what is touched costs anything.
+//!
+//! The price is a contract. The bytes are the file's, now: whoever writes to the file changes the tensors. Therefore safe
+//! code gets copies ([`MappedTensor::copy_to`]) or, where the kernel guarantees that nobody can write (a sealed `memfd`),
+//! slices; any other slice is `unsafe` and the caller's word that the file stays as it is. A file that shrinks never ends in
+//! a signal: the touch reads zeros and [`MappedTensor::check`] says so. Loads that own their memory are `load`.
+#![allow(unsafe_code)] // passes on the promise of the caller, or of the kernel's seals
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo};
+use crate::digest::{Digest, Hasher};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::os;
+use crate::report::{Bound, Cache, Report, Routes, Stage, StageTime, Stages, Staging};
+use crate::source::{Fallbacks, LocalStorage, MappedFile, OpenFile, Storage};
+use crate::tensor::{Element, cast};
+
+/// Bytes that are copied out of a mapping at a time for hashing.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// The selected tensors of a checkpoint, borrowed from mappings of its files.
+#[derive(Debug, Clone)]
+pub struct Mapped {
+    tensors: BTreeMap<Arc<str>, MappedTensor>,
+    /// What was done: the route is `view`, and no byte has been read.
+    pub report: Report,
+    /// What a person should know about the checkpoint.
+    pub warnings: Vec<String>,
+}
+
+/// A tensor as it lies in its file. Cloning is cheap and shares the mapping; `Send` and `Sync`.
+#[derive(Clone)]
+pub struct MappedTensor {
+    name: Arc<str>,
+    dtype: Dtype,
+    shape: Arc<[u64]>,
+    /// `None` for a tensor without bytes.
+    map: Option<Arc<MappedFile>>,
+    offset: u64,
+    len: u64,
+}
+
+impl Checkpoint {
+    /// Maps the files of the selected tensors. Reads nothing.
+    ///
+    /// # Errors
+    /// When a tensor as selected does not lie in one piece (a column slice, a tensor cut over files), has an unknown
+    /// element type, or its file cannot be mapped or is no longer the one whose header was read.
+    pub fn map(&self, selected: &[Selected]) -> Result<Mapped> {
+        let started = Instant::now();
+        self.require_known_dtypes(selected)?;
+        let mut maps = Maps { shards: self.shards(), open: BTreeMap::new(), fallbacks: Fallbacks::default() };
+        let mut tensors = BTreeMap::new();
+        for chosen in selected {
+            let info = self.tensors().get(chosen.tensor);
+            let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
+            let tensor = maps.tensor(info, chosen)?;
+            for name in std::iter::once(&chosen.name).chain(&chosen.aliases) {
+                tensors.insert(Arc::clone(name), MappedTensor { name: Arc::clone(name), ..tensor.clone() });
+            }
+        }
+        let bytes = selected.iter().filter_map(|chosen| tensors.get(&chosen.name)).map(MappedTensor::len).sum();
+        let report = maps.report(bytes, selected.len(), started.elapsed().as_secs_f64());
+        Ok(Mapped { tensors, report, warnings: self.warnings().to_vec() })
+    }
+}
+
+/// The mappings made so far.
+struct Maps<'a> {
+    shards: &'a [Shard],
+    open: BTreeMap<u32, (Arc<dyn OpenFile>, Arc<MappedFile>)>,
+    fallbacks: Fallbacks,
+}
+
+impl Maps<'_> {
+    fn tensor(&mut self, info: &TensorInfo, chosen: &Selected) -> Result<MappedTensor> {
+        let runs = info.runs(chosen.slice.as_ref());
+        let (map, offset, len) = match runs.as_slice() {
+            [] => (None, 0, 0),
+            [run] if run.run * run.count == 0 => (None, 0, 0),
+            [run] if run.count == 1 => (Some(self.shard(run.shard)?), run.offset, run.run),
+            _ => return Err(scattered(&chosen.name)),
+        };
+        let (name, shape) = (Arc::clone(&chosen.name), Arc::clone(&chosen.shape));
+        Ok(MappedTensor { name, dtype: info.dtype.clone(), shape, map, offset, len })
+    }
+
+    /// The mapping of a shard, which must be the file whose header was read.
+    fn shard(&mut self, index: u32) -> Result<Arc<MappedFile>> {
+        if let Some((_, map)) = self.open.get(&index) {
+            return Ok(Arc::clone(map));
+        }
+        let shard = self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a shard that is not there" })?;
+        let file = LocalStorage.open(&shard.path, &self.fallbacks)?;
+        if let Some(what) = shard.identity.difference(&file.identity()) {
+            return Err(Error::Changed { path: shard.path.clone(), what });
+        }
+        let map = file.map()?;
+        self.open.insert(index, (file, Arc::clone(&map)));
+        Ok(map)
+    }
+
+    fn report(&self, bytes: u64, tensors: usize, seconds: f64) -> Report {
+        let files = || self.open.values().map(|(file, _)| file);
+        let resident_before = files().map(|file| file.residency().resident_bytes()).sum();
+        let cache = Cache { resident_before, file_bytes: files().map(|file| file.identity().len).sum() };
+        Report {
+            bytes,
+            tensors,
+            seconds,
+            gb_per_s: 0.0, // nothing moved
+            estimate: Bound { bandwidth: 0.0, bound_by: Stage::SetUp, seconds: 0.0 },
+            efficiency: 1.0,
+            stages: Stages { allocate: StageTime { seconds, bytes: 0 }, ..Stages::default() },
+            routes: Routes { view: bytes, ..Routes::default() },
+            cache,
+            staging: Staging::default(),
+            peak_host_bytes: os::peak_resident_bytes().unwrap_or(0),
+            cpu_seconds: 0.0,
+            setup_seconds: 0.0,
+            fallbacks: self.fallbacks.list(),
+            file_system: files().next().map_or(String::new(), |file| file.file_system().name.clone()),
+            kernel: os::kernel_release().unwrap_or_default(),
+            device: "cpu".to_owned(),
+            engine: "none".to_owned(),
+        }
+    }
+}
+
+fn scattered(name: &str) -> Error {
+    Error::Request {
+        what: format!("tensor {name:?} does not lie in one piece as selected, so it cannot be viewed"),
+        hint: Some("load it (a copy), or select whole tensors and slices of the first dimension".to_owned()),
+    }
+}
+
+impl Mapped {
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it was not selected.
+    pub fn tensor(&self, name: &str) -> Result<&MappedTensor> {
+        let missing = || Error::NotFound { what: format!("tensor {name:?} was not mapped"), hint: None };
+        self.tensors.get(name).ok_or_else(missing)
+    }
+
+    /// All tensors by name, aliases included.
+    pub fn tensors(&self) -> &BTreeMap<Arc<str>, MappedTensor> {
+        &self.tensors
+    }
+}
+
+impl MappedTensor {
+    /// The name it was asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> &Dtype {
+        &self.dtype
+    }
+
+    /// Elements along each dimension, outermost first; empty for a scalar.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the tensor has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the bytes from `offset` (within the tensor) on into `target`.
+    ///
+    /// # Errors
+    /// When the range leaves the tensor, or the file shrank, was written to, or cannot be read.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<()> {
+        let len = target.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let what = format!("bytes {offset} + {len} leave tensor {:?} of {} bytes", self.name, self.len);
+            return Err(Error::Request { what, hint: None });
+        }
+        self.map.as_ref().map_or(Ok(()), |map| map.copy_to(self.offset + offset, target))
+    }
+
+    /// SHA-256 of the elements' bytes, by copies.
+    ///
+    /// # Errors
+    /// As [`MappedTensor::copy_to`].
+    pub fn sha256(&self) -> Result<Digest> {
+        let mut hasher = Hasher::new();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut done = 0;
+        while done < self.len {
+            let len = usize::try_from(self.len - done).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+            self.copy_to(done, &mut chunk[..len])?;
+            hasher.update(&chunk[..len]);
+            done += len as u64;
+        }
+        Ok(hasher.finish())
+    }
+
+    /// The bytes, without a copy.
+    ///
+    /// # Safety
+    /// While the slice lives nobody writes to the file or truncates it, in this process or another.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        let Some(map) = &self.map else { return &[] };
+        // SAFETY: the caller's promise is the one that `MappedFile::bytes` asks for.
+        self.part_of(unsafe { map.bytes() })
+    }
+
+    /// The elements as a slice of `T`, without a copy.
+    ///
+    /// # Safety
+    /// As [`MappedTensor::bytes`].
+    ///
+    /// # Errors
+    /// When `T` is not the element type, or the tensor lies misaligned in its file (which is legal; a load realigns it).
+    pub unsafe fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        // SAFETY: the caller's promise is the one that `bytes` asks for.
+        cast(&self.name, &self.dtype, unsafe { self.bytes() })
+    }
+
+    /// The bytes, without a copy, when the kernel guarantees that nobody can change them: the file is a `memfd` sealed
+    /// against writing and shrinking. `None` for every other file.
+    pub fn sealed_bytes(&self) -> Option<&[u8]> {
+        match &self.map {
+            None => Some(&[]),
+            Some(map) => map.sealed_bytes().map(|bytes| self.part_of(bytes)),
+        }
+    }
+
+    /// Demands that everything seen so far was really the file's.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the file shrank or was written to since it was mapped.
+    pub fn check(&self) -> Result<()> {
+        self.map.as_ref().map_or(Ok(()), |map| map.check())
+    }
+
+    /// This tensor's part of its file. The header was checked against the length that was mapped.
+    fn part_of<'a>(&self, file: &'a [u8]) -> &'a [u8] {
+        let range = usize::try_from(self.offset).ok().zip(usize::try_from(self.len).ok());
+        range.and_then(|(start, len)| file.get(start..start.checked_add(len)?)).unwrap_or(&[])
+    }
+}
+
+impl fmt::Debug for MappedTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedTensor({:?}, {}, {:?})", self.name, self.dtype, self.shape)
+    }
+}
