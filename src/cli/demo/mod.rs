@@ -33,8 +33,8 @@ const SLACK_BYTES: u64 = 192 << 20;
 /// Above this share of resident bytes a state is not cold; below one minus it, not warm.
 const TOLERANCE: f64 = 0.01;
 
-/// Loads of each state. The median is shown: the first touch of memory makes single loads differ.
-const ROUNDS: usize = 3;
+/// Loads of each state. The median is shown: single loads differ by the host of a virtual machine.
+const ROUNDS: usize = 5;
 
 /// Loads of one state of the page cache, and the limit that was measured apart from them.
 struct State {
@@ -324,7 +324,7 @@ impl Findings {
         out.push_str(&limit("memory", &self.memory));
         out.push('\n');
         out.push_str(&self.table());
-        let note = "Before each load as much memory was touched and given back, so that the host of a virtual machine has it ready.";
+        let note = "Before each load as much memory was touched and given back. A slow one among fast ones: the host of a virtual machine\nhad taken idle memory back, and the load had to wait for it.";
         out.push_str(&format!("{}\n", text::styled(DIM, note)));
         if self.kept {
             out.push_str(&format!("\nkept: {}\n", text::escape(&self.folder.display().to_string())));
