@@ -401,15 +401,27 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// A checkpoint that takes minutes to read and no disk: one tensor, all of it a hole.
+/// A checkpoint that takes minutes to read and no disk: tensors `a` and `b`, all of them a hole.
 fn endless(folder: &Path) -> String {
-    let len: u64 = 1 << 40;
-    let header = json!({"hole": {"dtype": "U8", "shape": [len], "data_offsets": [0, len]}}).to_string();
+    let len: u64 = 1 << 39;
+    let tensor = |at: u64| json!({"dtype": "U8", "shape": [len], "data_offsets": [at, at + len]});
+    let header = json!({"a": tensor(0), "b": tensor(len)}).to_string();
     let path = folder.join("endless.safetensors");
     std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
-    file.set_len(8 + header.len() as u64 + len).unwrap();
+    file.set_len(8 + header.len() as u64 + 2 * len).unwrap();
     path.to_str().unwrap().to_owned()
+}
+
+/// Sends signals to a command once it handles them; returns what it said, which must come soon.
+fn interrupted(args: &[&str], signals: &[&str]) -> (Said, Duration) {
+    let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_it_handles_signals(&child);
+    let sent = Instant::now();
+    signals.iter().for_each(|name| signal(&child, name));
+    let done = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (Said { code: done.status.code(), out: text(done.stdout), err: text(done.stderr) }, sent.elapsed())
 }
 
 #[test]
@@ -417,16 +429,22 @@ fn an_interrupted_load_ends_within_a_second_with_130() {
     let folder = folder();
     let path = endless(folder.path());
     for name in ["-INT", "-TERM"] {
-        let args = ["load", &path, "--device", "null", "--route", "direct", "--json"];
-        let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        until_it_handles_signals(&child);
-        let sent = Instant::now();
-        signal(&child, name);
-        let done = child.wait_with_output().unwrap();
-        assert!(sent.elapsed() < Duration::from_secs(5), "a second, and patience for a busy machine");
-        let err = String::from_utf8(done.stderr).unwrap();
-        let said = Said { code: done.status.code(), out: String::new(), err };
-        assert_eq!((said.code, done.stdout.as_slice()), (Some(130), &b""[..]));
+        let (said, took) = interrupted(&["load", &path, "--device", "null", "--route", "direct", "--json"], &[name]);
+        assert!(took < Duration::from_secs(5), "a second, and patience for a busy machine: {took:?}");
+        assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
+        assert_eq!(said.error()["kind"], "cancelled");
+    }
+}
+
+/// Comparing tied tensors knows no cancel switch, as a read from a dead server would not: the watchdog has to end it.
+#[test]
+fn what_cannot_be_cancelled_ends_as_well() {
+    let folder = folder();
+    let path = endless(folder.path());
+    for signals in [&["-INT"][..], &["-INT", "-INT"]] {
+        let (said, took) = interrupted(&["verify", &path, "--spec", &path, "--tied", "b=a", "--json"], signals);
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
         assert_eq!(said.error()["kind"], "cancelled");
     }
 }

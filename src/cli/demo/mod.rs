@@ -33,11 +33,16 @@ const SLACK_BYTES: u64 = 192 << 20;
 /// Above this share of resident bytes a state is not cold; below one minus it, not warm.
 const TOLERANCE: f64 = 0.01;
 
-/// One load and the state of the page cache that it met.
-struct Round {
+/// Loads of each state. The median is shown: single loads differ by the host of a virtual machine.
+const ROUNDS: usize = 5;
+
+/// Loads of one state of the page cache, and the limit that was measured apart from them.
+struct State {
+    /// The least favourable share that was in the page cache before a load.
     resident: f64,
     proven: bool,
-    report: Report,
+    /// From the fastest to the slowest.
+    reports: Vec<Report>,
     measured: Measured,
 }
 
@@ -49,8 +54,8 @@ struct Findings {
     file_system: String,
     storage: Measured,
     memory: Measured,
-    cold: Round,
-    warm: Round,
+    cold: State,
+    warm: State,
     warnings: Vec<String>,
 }
 
@@ -199,18 +204,25 @@ fn measure(
     cache::drop_from_cache(&made.shards)?;
     let storage = machine::storage(&made.shards, interrupt)?;
     output.note("measuring the memory …");
-    let memory = machine::memory(made.bytes, interrupt)?;
+    cache::warm(&made.shards[..1], interrupt)?;
+    let memory = machine::memory(&made.shards, made.bytes, interrupt)?;
     output.note("loading cold …");
-    cache::drop_from_cache(&made.shards)?;
-    let cold = round(folder, &made, storage.clone(), |share| share <= TOLERANCE, interrupt)?;
+    let mut cold = State { resident: 0.0, proven: true, reports: Vec::new(), measured: storage.clone() };
+    for _ in 0..ROUNDS {
+        cache::drop_from_cache(&made.shards)?;
+        cold.load(folder, &made, |share| share <= TOLERANCE, interrupt)?;
+    }
     if !cold.proven {
         let share = text::percent(cold.resident);
         warnings
             .push(format!("{share} of the files could not be dropped from the page cache: the cold load is not cold"));
     }
     output.note("loading warm …");
-    cache::warm(&made.shards, interrupt)?;
-    let warm = round(folder, &made, memory.clone(), |share| share >= 1.0 - TOLERANCE, interrupt)?;
+    let mut warm = State { resident: 0.0, proven: true, reports: Vec::new(), measured: memory.clone() };
+    for _ in 0..ROUNDS {
+        cache::warm(&made.shards, interrupt)?;
+        warm.load(folder, &made, |share| share >= 1.0 - TOLERANCE, interrupt)?;
+    }
     if !warm.proven {
         let share = text::percent(warm.resident);
         warnings.push(format!("only {share} of the files are in the page cache: the warm load is not warm"));
@@ -219,33 +231,49 @@ fn measure(
     Ok(Findings { made, folder: path, kept: false, file_system, storage, memory, cold, warm, warnings })
 }
 
-/// Asks the kernel what is in the page cache, loads, and lets go of the weights.
-fn round(
-    folder: &Folder,
-    made: &Made,
-    measured: Measured,
-    is_as_wanted: impl Fn(f64) -> bool,
-    interrupt: &Interrupt,
-) -> Result<Round, Failure> {
-    machine::touch(made.bytes)?;
-    let resident = cache::resident_share(&made.shards)?;
-    let transfer = TransferOptions { cancel: interrupt.cancel(), ..TransferOptions::default() };
-    let loaded = load::load(folder.path(), &Options { transfer, ..Options::default() })?;
-    Ok(Round { resident, proven: is_as_wanted(resident), report: loaded.report, measured })
-}
+impl State {
+    /// Asks the kernel what is in the page cache, loads, and lets go of the weights.
+    fn load(
+        &mut self,
+        folder: &Folder,
+        made: &Made,
+        is_as_wanted: impl Fn(f64) -> bool,
+        interrupt: &Interrupt,
+    ) -> Result<(), Failure> {
+        interrupt.check()?;
+        machine::touch(made.bytes)?;
+        let resident = cache::resident_share(&made.shards)?;
+        if self.reports.is_empty() || !is_as_wanted(resident) {
+            self.resident = resident;
+        }
+        self.proven &= is_as_wanted(resident);
+        let transfer = TransferOptions { cancel: interrupt.cancel(), ..TransferOptions::default() };
+        let loaded = load::load(folder.path(), &Options { transfer, ..Options::default() })?;
+        self.reports.push(loaded.report);
+        self.reports.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        Ok(())
+    }
 
-impl Round {
+    /// The median load. There is at least one.
+    fn report(&self) -> &Report {
+        &self.reports[self.reports.len() / 2]
+    }
+
+    fn seconds(&self) -> Vec<f64> {
+        self.reports.iter().map(|report| report.seconds).collect()
+    }
+
     /// T = S/B with the B that was measured apart from the load.
     fn least_seconds(&self) -> f64 {
-        text::as_f64(self.report.bytes) / self.measured.bytes_per_second.max(f64::MIN_POSITIVE)
+        text::as_f64(self.report().bytes) / self.measured.bytes_per_second.max(f64::MIN_POSITIVE)
     }
 
     fn efficiency(&self) -> f64 {
-        self.least_seconds() / self.report.seconds.max(f64::MIN_POSITIVE)
+        self.least_seconds() / self.report().seconds.max(f64::MIN_POSITIVE)
     }
 
     fn route(&self) -> &'static str {
-        let routes = &self.report.routes;
+        let routes = &self.report().routes;
         let named = [("direct", routes.direct), ("buffered", routes.buffered), ("mapped", routes.mapped)];
         named.into_iter().max_by_key(|(_, bytes)| *bytes).map_or("none", |(name, _)| name)
     }
@@ -257,7 +285,8 @@ impl Round {
             "bandwidth": self.measured.bytes_per_second,
             "least_seconds": self.least_seconds(),
             "efficiency": self.efficiency(),
-            "report": self.report,
+            "seconds": self.seconds(),
+            "report": self.report(),
         })
     }
 }
@@ -295,7 +324,7 @@ impl Findings {
         out.push_str(&limit("memory", &self.memory));
         out.push('\n');
         out.push_str(&self.table());
-        let note = "Before each load as much memory was touched and given back, so that the host of a virtual machine has it ready.";
+        let note = "Before each load as much memory was touched and given back. A slow one among fast ones: the host of a virtual machine\nhad taken idle memory back, and the load had to wait for it.";
         out.push_str(&format!("{}\n", text::styled(DIM, note)));
         if self.kept {
             out.push_str(&format!("\nkept: {}\n", text::escape(&self.folder.display().to_string())));
@@ -307,22 +336,26 @@ impl Findings {
     fn table(&self) -> String {
         let mut table = Table::new(&[Align::Left, Align::Right, Align::Right]);
         table.heading(["", "cold", "warm"]);
-        let rounds = [&self.cold, &self.warm];
-        let mut line = |name: &str, of: &dyn Fn(&Round) -> String| {
-            let [cold, warm] = rounds.map(of);
+        let states = [&self.cold, &self.warm];
+        let mut line = |name: &str, of: &dyn Fn(&State) -> String| {
+            let [cold, warm] = states.map(of);
             table.row([name.to_owned(), cold, warm]);
         };
-        line("in the page cache before", &|round| text::percent(round.resident));
-        line("route", &|round| round.route().to_owned());
-        line("B measured", &|round| text::rate(round.measured.bytes_per_second));
-        line("T = S/B, at best", &|round| text::seconds(round.least_seconds()));
-        line("load took", &|round| text::seconds(round.report.seconds));
-        line("load rate", &|round| text::rate(round.report.gb_per_s * 1e9));
-        line("CPU time", &|round| text::seconds(round.report.cpu_seconds));
-        line("set-up, apart", &|round| text::seconds(round.report.setup_seconds));
-        line("bound by", &|round| stage_name(round.report.estimate.bound_by).to_owned());
+        line("in the page cache before", &|state| text::percent(state.resident));
+        line("route", &|state| state.route().to_owned());
+        line("B measured", &|state| text::rate(state.measured.bytes_per_second));
+        line("T = S/B, at best", &|state| text::seconds(state.least_seconds()));
+        line(&format!("load took, median of {ROUNDS}"), &|state| text::seconds(state.report().seconds));
+        line("fastest and slowest", &|state| {
+            let ends = [state.reports.first(), state.reports.last()].map(|report| report.map_or(0.0, |it| it.seconds));
+            ends.map(text::seconds).join(" … ")
+        });
+        line("load rate", &|state| text::rate(state.report().gb_per_s * 1e9));
+        line("CPU time", &|state| text::seconds(state.report().cpu_seconds));
+        line("set-up, apart", &|state| text::seconds(state.report().setup_seconds));
+        line("bound by", &|state| stage_name(state.report().estimate.bound_by).to_owned());
         let [cold, warm] =
-            rounds.map(|round| (efficiency_style(round.efficiency()), text::percent(round.efficiency())));
+            states.map(|state| (efficiency_style(state.efficiency()), text::percent(state.efficiency())));
         table.styled_row([(BOLD, "reached of T = S/B".to_owned()), cold, warm]);
         table.render()
     }
