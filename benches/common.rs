@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A header of `count` BF16 tensors of `elements` elements each, as a writer of large models lays it out.
-pub fn header(count: usize, elements: usize) -> String {
+pub(crate) fn header(count: usize, elements: usize) -> String {
     let mut entries = Vec::with_capacity(count);
     for index in 0..count {
         let (begin, end) = (index * elements * 2, (index + 1) * elements * 2);
@@ -19,7 +19,7 @@ pub fn header(count: usize, elements: usize) -> String {
 }
 
 /// Writes `count` tensors of `elements` elements into one file of `folder`; the data never repeats within a page.
-pub fn write(folder: &Path, count: usize, elements: usize) -> PathBuf {
+pub(crate) fn write(folder: &Path, count: usize, elements: usize) -> PathBuf {
     let path = folder.join("model.safetensors");
     let header = header(count, elements);
     let mut file = File::create(&path).unwrap();
@@ -37,12 +37,12 @@ pub fn write(folder: &Path, count: usize, elements: usize) -> PathBuf {
 }
 
 /// Reads the file, so that it is in the page cache.
-pub fn warm(path: &Path) {
+pub(crate) fn warm(path: &Path) {
     std::io::copy(&mut File::open(path).unwrap(), &mut std::io::sink()).unwrap();
 }
 
 /// Drops the file from the page cache, as far as the kernel lets us.
-pub fn cool(path: &Path) {
+pub(crate) fn cool(path: &Path) {
     use std::os::fd::AsFd;
     let file = File::open(path).unwrap();
     let len = fs::metadata(path).unwrap().len();

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release --example 01_load -- PATH
 
+#![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
+
 use vramp::load::{Options, load};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release --example 02_plan -- PATH 'GLOB'
 
+#![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
+
 use std::sync::Arc;
 
 use vramp::checkpoint::{Checkpoint, Selection};

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release --example 03_ready -- PATH NAME
 
+#![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -2,6 +2,7 @@
 //!
 //!     cargo run --release --example 04_views -- PATH NAME
 
+#![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
 #![allow(unsafe_code)] // the borrow without a copy, below
 
 use vramp::checkpoint::{Checkpoint, Selection};

@@ -6,6 +6,8 @@
 //! BENCH_VERIFY=1 a checksum is added: the sum over tensors of (fnv1a64(name) | 1) times the sum of the tensor's bytes as
 //! little-endian 64-bit words, zero-padded, all modulo 2^64.
 
+#![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
+
 use std::time::Instant;
 
 use vramp::load::{Options, load};

@@ -188,7 +188,7 @@ struct Engine {
 impl Loader {
     /// A loader of local files.
     pub fn new(device: Arc<dyn Device>, options: TransferOptions) -> Loader {
-        let queue_options = options.queue.clone();
+        let queue_options = options.queue;
         let make_queue: QueueMaker = Box::new(move |pool, fallbacks| queue(&queue_options, pool, fallbacks));
         let storage = Arc::new(LocalStorage);
         Loader { device, storage, options, make_queue, fallbacks: Fallbacks::default(), engine: None }
@@ -267,9 +267,12 @@ impl Loader {
             readiness.begin(written.clone());
         }
         let mut meter = Meter::new(allocating);
-        meter.stages.allocate = StageTime { seconds: allocating.elapsed().as_secs_f64(), bytes: plan.arena_bytes };
+        meter.stages.allocate = StageTime {
+            seconds: allocating.elapsed().as_secs_f64(),
+            bytes: if self.device.limits().keeps { plan.arena_bytes } else { 0 },
+        };
         let files = Files::new(&*self.storage, checkpoint.shards(), plan, &self.fallbacks);
-        let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).to_end();
+        let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).finish();
         let seconds = allocating.elapsed().as_secs_f64();
         let staging = staging_of(&engine);
         let engine_name = engine.queue.engine();
@@ -627,7 +630,7 @@ impl<'a> Run<'a> {
     }
 
     /// Runs until everything is written, or until the first error and everything in flight has come back.
-    fn to_end(mut self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         loop {
             self.reap_uploads();
             if self.error.is_none() && self.options.cancel.is_cancelled() {

@@ -97,11 +97,10 @@ impl Tensor {
         let mut chunk = vec![0; READ_BACK_BYTES];
         let mut done = 0;
         while done < self.len() {
-            let len = (self.len() - done).min(READ_BACK_BYTES as u64);
-            let part = chunk.get_mut(..len as usize).ok_or(Error::Poisoned { what: "the read-back buffer" })?;
-            self.view.download(done..done + len, part)?;
-            hasher.update(part);
-            done += len;
+            let len = usize::try_from(self.len() - done).map_or(READ_BACK_BYTES, |left| left.min(READ_BACK_BYTES));
+            self.view.download(done..done + len as u64, &mut chunk[..len])?;
+            hasher.update(&chunk[..len]);
+            done += len as u64;
         }
         Ok(hasher.finish())
     }

@@ -13,13 +13,13 @@ use vramp::digest::Digest;
 use vramp::load::{Loaded, Loader, Observer, Prepared, TransferOptions};
 use vramp::plan::RouteChoice;
 use vramp::report::Report;
+use vramp::view::Mapped;
 
 use super::args::{LoadArgs, ProgressArg, RouteArg};
 use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
-use super::view::{self, Viewed};
-use super::{digests, options, plan, report, strict, text};
+use super::{digests, options, plan, report, strict, text, view};
 
 /// What was meant.
 struct Job {
@@ -44,7 +44,7 @@ enum Way {
 /// What a load gave, by whichever way.
 enum Got {
     Copied(Loaded),
-    Viewed(Viewed),
+    Mapped(Mapped),
 }
 
 #[derive(Serialize)]
@@ -119,7 +119,7 @@ impl Job {
         prepared: &Prepared,
     ) -> Result<Got, Failure> {
         if self.way == Way::View {
-            return Ok(Got::Viewed(view::open(checkpoint, selected, prepared)?));
+            return Ok(Got::Mapped(view::open(checkpoint, selected, prepared)?));
         }
         let loaded = loader.load(checkpoint, prepared);
         if let Some(progress) = &self.progress {
@@ -179,7 +179,7 @@ impl Got {
     fn report(&self) -> &Report {
         match self {
             Got::Copied(loaded) => &loaded.report,
-            Got::Viewed(viewed) => &viewed.report,
+            Got::Mapped(mapped) => &mapped.report,
         }
     }
 
@@ -191,9 +191,9 @@ impl Got {
                 let tensors = names.map(|name| Ok((name, loaded.tensor(name)?))).collect::<Result<_, Failure>>()?;
                 digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
             }
-            Got::Viewed(viewed) => {
-                let tensors = names.zip(&viewed.tensors).collect();
-                digests::of(tensors, |tensor| tensor.bytes(), |tensor| tensor.sha256(), interrupt)
+            Got::Mapped(mapped) => {
+                let tensors = names.map(|name| Ok((name, mapped.tensor(name)?))).collect::<Result<_, Failure>>()?;
+                digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
             }
         }
     }
