@@ -341,7 +341,7 @@ impl Loader {
         let direct = (may_be_direct && wants_direct).then(|| file.source(Route::Direct));
         ShardFacts {
             bytes: file.identity().len,
-            residency: file.residency(),
+            residency: file.residency_glance(),
             direct: direct.filter(|source| source.route() == Route::Direct).map(|source| source.limits()),
             cached: file.source(Route::Buffered).limits(),
             mappable: !system.network,

@@ -308,10 +308,13 @@ fn place_packed(wanted: &[Wanted], device: DeviceLimits) -> Result<Layout> {
 
 /// Indices of the tensors by file and by the offset of their first byte.
 fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..wanted.len()).collect();
-    let first = |index: usize| wanted[index].runs.first().map_or((0, 0), |run| (run.shard, run.offset));
-    order.sort_by_cached_key(|&index| (first(index), index));
-    order
+    let place = |(index, tensor): (usize, &Wanted)| {
+        let (shard, offset) = tensor.runs.first().map_or((0, 0), |run| (run.shard, run.offset));
+        (shard, offset, index)
+    };
+    let mut order: Vec<(ShardIndex, u64, usize)> = wanted.iter().enumerate().map(place).collect();
+    order.sort(); // the stable sort makes use of the order that names and files share
+    order.into_iter().map(|(_, _, index)| index).collect()
 }
 
 /// Tensors that are one run each, grouped so that each group can keep the file's distances; the rest apart.

@@ -50,7 +50,9 @@ pub(crate) enum Scalar {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Field {
     Scalar(Scalar),
-    /// The elements (the first [`LONGEST_LIST`]) and how many there were.
+    /// A list of whole numbers only: the common case, kept as it is.
+    Whole(Vec<u64>),
+    /// Any other list: the elements (the first [`LONGEST_LIST`]) and how many there were.
     List(Vec<Scalar>, usize),
 }
 
@@ -120,6 +122,7 @@ impl Field {
     pub(crate) fn describe(&self) -> String {
         match self {
             Field::Scalar(scalar) => scalar.describe(),
+            Field::Whole(numbers) => format!("a list of {}", numbers.len()),
             Field::List(_, count) => format!("a list of {count}"),
         }
     }
@@ -272,7 +275,16 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
     scalars!(|_, scalar| Field::Scalar(scalar));
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Field, A::Error> {
-        let (mut kept, mut count) = (Vec::new(), 0);
+        let mut whole = Vec::new();
+        let odd = loop {
+            match list.next_element_seed(ScalarSeed { notes: &mut *self.notes })? {
+                None => return Ok(Field::Whole(whole)),
+                Some(Scalar::Whole(number)) if whole.len() < LONGEST_LIST => whole.push(number),
+                Some(odd) => break odd,
+            }
+        };
+        let mut count = whole.len() + 1;
+        let mut kept: Vec<Scalar> = whole.into_iter().map(Scalar::Whole).chain([odd]).take(LONGEST_LIST).collect();
         while let Some(element) = list.next_element_seed(ScalarSeed { notes: &mut *self.notes })? {
             count += 1;
             if count <= LONGEST_LIST {

@@ -273,6 +273,7 @@ fn offsets(value: Option<Field>) -> Result<(u64, u64), String> {
 /// A list of exact whole numbers of 64 bits.
 pub(crate) fn whole_numbers(member: &str, value: Option<Field>) -> Result<Vec<u64>, String> {
     match value.ok_or_else(|| format!("has no {member}"))? {
+        Field::Whole(numbers) => Ok(numbers),
         Field::List(items, count) if items.len() < count => Err(format!("{member} has {count} numbers, too many")),
         Field::List(items, _) => items.iter().enumerate().map(|(at, item)| whole_number(member, at, item)).collect(),
         other => Err(format!("{member} must be a list of whole numbers, found {}", other.describe())),

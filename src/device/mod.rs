@@ -14,7 +14,7 @@ pub use cpu::CpuDevice;
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// Where tensors end up.
@@ -127,7 +127,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Device>> {
     match name {
         "cpu" => Ok(Arc::new(CpuDevice::new())),
         "null" => Ok(Arc::new(NullDevice::new())),
-        _ => Err(crate::Error::Device {
+        _ => Err(Error::Device {
             device: name.to_owned(),
             op: "open",
             message: "this build knows the devices `cpu` and `null`".to_owned(),

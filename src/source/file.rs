@@ -132,6 +132,14 @@ impl OpenFile for LocalFile {
         residency::ask(&opened.file, opened.identity.len, &opened.fallbacks)
     }
 
+    fn residency_glance(&self) -> Residency {
+        let opened = &self.opened;
+        if opened.file_system.memory {
+            return Residency::all(opened.identity.len);
+        }
+        residency::glance(&opened.file, opened.identity.len, &opened.fallbacks)
+    }
+
     fn source(&self, route: Route) -> Arc<dyn Source> {
         Arc::clone(match route {
             Route::Buffered => &self.buffered,

@@ -22,7 +22,7 @@ pub use mmap::MappedFile;
 pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A place that holds files. [`LocalStorage`] is the machine's own file systems.
 pub trait Storage: Send + Sync {
@@ -47,6 +47,11 @@ pub trait OpenFile: Send + Sync {
     /// Which parts are in the page cache now.
     fn residency(&self) -> Residency;
 
+    /// The same at a glance: good enough to choose routes, and cheap however much of a large file is cached.
+    fn residency_glance(&self) -> Residency {
+        self.residency()
+    }
+
     /// The file by one route. Cheap; the same source each time. A route that the file does not have (no `O_DIRECT`, no
     /// mapping) gives the buffered one, with an entry in the fallbacks.
     fn source(&self, route: Route) -> Arc<dyn Source>;
@@ -64,7 +69,7 @@ pub trait OpenFile: Send + Sync {
     /// When the file cannot be mapped, or its storage has no mappings.
     fn map(&self) -> Result<Arc<MappedFile>> {
         let what = "cannot be mapped: its storage has no mappings".to_owned();
-        Err(crate::Error::Unsupported { path: self.path().to_owned(), tensor: None, what })
+        Err(Error::Unsupported { path: self.path().to_owned(), tensor: None, what })
     }
 }
 

@@ -373,7 +373,7 @@ impl Flight {
         let ends = [(offset, &mut rest[..middle.start]), (offset + middle.end as u64, tail)];
         for (offset, end) in ends.into_iter().filter(|(_, end)| !end.is_empty()) {
             let read = AssertUnwindSafe(|| source.read_at(offset, end));
-            catch_unwind(read).unwrap_or(Err(crate::Error::Poisoned { what: "a source panicked" }))?;
+            catch_unwind(read).unwrap_or(Err(crate::error::Error::Poisoned { what: "a source panicked" }))?;
         }
         Ok(if middle.len() * 2 >= total { Route::Direct } else { Route::Buffered })
     }
