@@ -9,8 +9,8 @@ use vramp::load::{Options, load};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("usage: 01_load PATH")?;
     let loaded = load(path, &Options::default())?;
-    for (name, tensor) in loaded.tensors().iter().take(5) {
-        println!("{name}: {} {:?}, {} bytes", tensor.dtype(), tensor.shape(), tensor.bytes()?.len());
+    for tensor in loaded.tensors().iter().take(5) {
+        println!("{}: {} {:?}, {} bytes", tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()?.len());
     }
     let report = &loaded.report;
     println!("{} bytes in {:.3} s = {:.2} GB/s", report.bytes, report.seconds, report.gb_per_s);

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let load_s = started.elapsed().as_secs_f64();
     let verify = std::env::var("BENCH_VERIFY").is_ok_and(|value| value == "1");
     let mut checksum = 0u64;
-    for tensor in loaded.tensors().values().filter(|_| verify) {
+    for tensor in loaded.tensors().iter().filter(|_| verify) {
         checksum = checksum.wrapping_add(check(tensor)?);
     }
     let report = &loaded.report;

@@ -80,7 +80,8 @@ pub trait Observer: Send + Sync {
 /// A finished load.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    tensors: BTreeMap<Arc<str>, Tensor>,
+    /// Sorted by name.
+    tensors: Vec<Tensor>,
     /// What the load did and what limited it.
     pub report: Report,
     /// What a person should know about the checkpoint.
@@ -153,11 +154,12 @@ impl Loaded {
     /// # Errors
     /// [`Error::NotFound`] when the load did not have it.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        self.tensors.get(name).ok_or_else(|| not_loaded(name))
+        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).map_err(|_| not_loaded(name))?;
+        self.tensors.get(at).ok_or_else(|| not_loaded(name))
     }
 
-    /// All tensors by name, aliases included.
-    pub fn tensors(&self) -> &BTreeMap<Arc<str>, Tensor> {
+    /// All tensors, aliases included, sorted by name.
+    pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 }
@@ -390,18 +392,18 @@ fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>>
     selected.iter().map(wanted).collect()
 }
 
-/// All tensors of a finished plan, under all their names.
-fn tensors(plan: &LoadPlan, written: &Written) -> Result<BTreeMap<Arc<str>, Tensor>> {
+/// All tensors of a finished plan, under all their names, sorted.
+fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
     let mut tensors = Vec::with_capacity(plan.placements.len());
     for placement in &plan.placements {
         let view = written.view(placement.range()).ok_or(Error::Poisoned { what: "a tensor was not written whole" })?;
         for name in std::iter::once(&placement.name).chain(&placement.aliases) {
-            let tensor =
-                Tensor::new(Arc::clone(name), placement.dtype.clone(), Arc::clone(&placement.shape), view.clone());
-            tensors.push((Arc::clone(name), tensor));
+            let shape = Arc::clone(&placement.shape);
+            tensors.push(Tensor::new(Arc::clone(name), placement.dtype.clone(), shape, view.clone()));
         }
     }
-    Ok(tensors.into_iter().collect()) // sorted already: built in one go
+    tensors.sort_by(|a, b| a.name().cmp(b.name())); // nearly sorted already: the selection is
+    Ok(tensors)
 }
 
 /// A load under way. Dropping it cancels the load and waits for it to end.

@@ -243,7 +243,8 @@ pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, opti
     transfers.sort_unstable_by_key(|transfer| (transfer.shard, transfer.offset, transfer.len));
     let staged = transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. }));
     let buffer_bytes = if staged.count() == 0 { 0 } else { options.buffer_bytes };
-    Ok(LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes, placements: layout.placements, transfers })
+    let placements = wanted.iter().zip(layout.places).map(|(tensor, arena)| placement(tensor, arena)).collect();
+    Ok(LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes, placements, transfers })
 }
 
 /// Neighbouring tensors of a file that keep their distance in the arena.
@@ -261,7 +262,8 @@ type Item = Strided;
 
 struct Layout {
     arena_bytes: u64,
-    placements: Vec<Placement>,
+    /// The first byte of each tensor, in the order of the selection.
+    places: Vec<u64>,
     segments: Vec<Segment>,
     loose: Vec<Item>,
 }
@@ -293,17 +295,16 @@ fn end_of(arena: u64, wanted: &Wanted) -> Result<u64> {
 /// All tensors one after the other, in the order of their files, each at the device's alignment.
 fn place_packed(wanted: &[Wanted], device: DeviceLimits) -> Result<Layout> {
     let mut cursor = 0;
-    let mut placements: Vec<Option<Placement>> = vec![None; wanted.len()];
+    let mut places = vec![0; wanted.len()];
     let mut loose = Vec::new();
     for index in in_file_order(wanted) {
         let tensor = &wanted[index];
         let arena = align_up(cursor, device.align.max(tensor.dtype.alignment()));
         cursor = end_of(arena, tensor)?;
         loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
-        placements[index] = Some(placement(tensor, arena));
+        places[index] = arena;
     }
-    let placements = placements.into_iter().flatten().collect();
-    Ok(Layout { arena_bytes: cursor, placements, segments: Vec::new(), loose })
+    Ok(Layout { arena_bytes: cursor, places, segments: Vec::new(), loose })
 }
 
 /// Indices of the tensors by file and by the offset of their first byte.
@@ -319,8 +320,8 @@ fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
 
 /// Tensors that are one run each, grouped so that each group can keep the file's distances; the rest apart.
 fn place_in_segments(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits) -> Result<Layout> {
-    let mut layout = Layout { arena_bytes: 0, placements: Vec::new(), segments: Vec::new(), loose: Vec::new() };
-    let mut placements: Vec<Option<Placement>> = vec![None; wanted.len()];
+    let places = vec![0; wanted.len()];
+    let mut layout = Layout { arena_bytes: 0, places, segments: Vec::new(), loose: Vec::new() };
     let mut group: Option<Group> = None;
     let mut apart = Vec::new();
     for index in in_file_order(wanted) {
@@ -334,22 +335,21 @@ fn place_in_segments(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLim
             open => {
                 let fresh = Group::start(member, facts(shards, tensor.runs[0].shard)?);
                 if let Some(full) = open.replace(fresh) {
-                    full.settle(wanted, &mut layout, &mut placements)?;
+                    full.settle(wanted, &mut layout)?;
                 }
             }
         }
     }
     if let Some(full) = group {
-        full.settle(wanted, &mut layout, &mut placements)?;
+        full.settle(wanted, &mut layout)?;
     }
     for index in apart {
         let tensor = &wanted[index];
         let arena = align_up(layout.arena_bytes, device.align.max(tensor.dtype.alignment()).max(SHIFTED_ALIGN));
         layout.arena_bytes = end_of(arena, tensor)?;
         layout.loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
-        placements[index] = Some(placement(tensor, arena));
+        layout.places[index] = arena;
     }
-    layout.placements = placements.into_iter().flatten().collect();
     layout.loose.sort_unstable_by_key(|item| (item.shard, item.offset));
     Ok(layout)
 }
@@ -423,7 +423,7 @@ impl Group {
     }
 
     /// Gives the members their places. A group too small for reads of its own becomes loose items.
-    fn settle(self, wanted: &[Wanted], layout: &mut Layout, placements: &mut [Option<Placement>]) -> Result<()> {
+    fn settle(self, wanted: &[Wanted], layout: &mut Layout) -> Result<()> {
         let first = &self.members[0];
         let small = self.end - first.offset < SMALL_SEGMENT_BYTES;
         let strictest = self.members.iter().map(|member| member.align).max().unwrap_or(1);
@@ -432,7 +432,7 @@ impl Group {
         let place = |member: &Member| arena + (member.offset - first.offset);
         layout.arena_bytes = arena.checked_add(self.end - first.offset).ok_or_else(too_large)?;
         for member in &self.members {
-            placements[member.index] = Some(placement(&wanted[member.index], place(member)));
+            layout.places[member.index] = place(member);
             if small {
                 let run = &wanted[member.index].runs[0];
                 layout.loose.push(Strided { at: place(member), ..*run });

@@ -371,7 +371,7 @@ fn the_null_device_reads_everything_and_keeps_nothing() {
     let loaded = load_with(&mut loader(Arc::new(NullDevice::new()), tight(1), &synthetic), &synthetic).unwrap();
     let report = &loaded.report;
     assert!(report.routes.direct + report.routes.buffered + report.routes.mapped >= report.bytes);
-    let full = loaded.tensors().values().find(|tensor| !tensor.is_empty()).unwrap();
+    let full = loaded.tensors().iter().find(|tensor| !tensor.is_empty()).unwrap();
     assert!(full.download().is_err() && full.bytes().is_err());
 }
 

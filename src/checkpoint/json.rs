@@ -12,6 +12,10 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::fault::{Fault, Listed, quoted};
 
+/// What an entry of a header takes at least, about: for a first guess at their number. The text is in memory, so the guess
+/// is bounded by it.
+const BYTES_PER_KEY: usize = 128;
+
 /// A list of more elements than this is cut when it is kept (shapes and offsets have a few).
 const LONGEST_LIST: usize = 1024;
 
@@ -30,6 +34,8 @@ pub(crate) struct Notes {
     /// The keys that lead here: the first `depth`. The texts behind are kept to be written over.
     within: Vec<String>,
     depth: usize,
+    /// A guess at the number of keys of the outermost object, so that their set need not grow again and again.
+    keys_expected: usize,
     pub(crate) duplicates: Listed,
 }
 
@@ -59,7 +65,7 @@ pub(crate) enum Field {
 /// Walks `text`, which must be one object and nothing else. `what` names the text in faults.
 pub(crate) fn read(text: &[u8], what: &'static str, object: &mut impl Object) -> Result<(), Fault> {
     let text = std::str::from_utf8(text).map_err(|e| Fault::NotUtf8 { what, at: e.valid_up_to() })?;
-    let mut notes = Notes::default();
+    let mut notes = Notes { keys_expected: text.len() / BYTES_PER_KEY, ..Notes::default() };
     let mut deserializer = serde_json::Deserializer::from_str(text);
     ObjectSeed { object, notes: &mut notes }
         .deserialize(&mut deserializer)
@@ -200,7 +206,7 @@ impl<'de, O: Object> Visitor<'de> for ObjectSeed<'_, O> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut seen = Seen::default();
         while let Some(key) = map.next_key_seed(KeySeed)? {
-            if !seen.insert(key.clone()) {
+            if !seen.insert(key.clone(), if self.notes.depth == 0 { self.notes.keys_expected } else { 0 }) {
                 self.notes.duplicate(&key);
             }
             self.object.member(&key, &mut map, self.notes)?;
@@ -219,12 +225,15 @@ struct Seen<'de> {
 impl<'de> Seen<'de> {
     const FEW: usize = 8;
 
-    /// Whether the key is new.
-    fn insert(&mut self, key: Cow<'de, str>) -> bool {
+    /// Whether the key is new. `expected` keys will come if there are many.
+    fn insert(&mut self, key: Cow<'de, str>, expected: usize) -> bool {
         if self.many.is_empty() && self.few.len() < Self::FEW {
             let new = !self.few.contains(&key);
             self.few.push(key);
             return new;
+        }
+        if self.many.is_empty() {
+            self.many.reserve(expected);
         }
         self.many.extend(self.few.drain(..));
         self.many.insert(key)
