@@ -66,3 +66,8 @@ pub mod view;
 pub mod testing;
 
 pub use error::{Error, Fault, Result};
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

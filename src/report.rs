@@ -98,8 +98,12 @@ pub struct Stages {
     pub read: StageTime,
     /// Seconds that the readers together were at work on reads (busy, not waiting in line).
     pub read_busy: StageTime,
-    /// Bytes that went through staging buffers, and the time from the first to the last upload.
+    /// The part of `read_busy` that filled staging buffers.
+    pub stage: StageTime,
+    /// Bytes that went on from staging buffers, and the time from the first to the last upload.
     pub upload: StageTime,
+    /// Work of the device on bytes that it has: none yet.
+    pub kernels: StageTime,
     /// The loop waited for reads.
     pub wait_read: StageTime,
     /// The loop waited for uploads.

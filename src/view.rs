@@ -49,6 +49,24 @@ pub struct MappedTensor {
 impl Checkpoint {
     /// Maps the files of the selected tensors. Reads nothing.
     ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
+    /// # let header = r#"{"a":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[1],"data_offsets":[4,5]}}"#;
+    /// # std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3, 4, 5]].concat())?;
+    /// use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
+    ///
+    /// let checkpoint = Checkpoint::open(&path)?;
+    /// let rows = SliceRequest { name: "a".into(), dim: 0, range: 1..2 };
+    /// let selection = Selection { slices: vec![rows], ..Selection::default() };
+    /// let mapped = checkpoint.map(&checkpoint.select(&selection)?)?;
+    /// let tensor = mapped.tensor("a")?;
+    /// let mut copy = [0; 2];
+    /// tensor.copy_to(0, &mut copy)?; // safe: a copy, checked against the file having changed
+    /// assert_eq!((tensor.shape(), copy), (&[1, 2][..], [3, 4]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When a tensor as selected does not lie in one piece (a column slice, a tensor cut over files), has an unknown
     /// element type, or its file cannot be mapped or is no longer the one whose header was read.

@@ -1,0 +1,80 @@
+//! The files of a load: opened late, closed early, and demanded to be what they were. It reads nothing of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::checkpoint::Shard;
+use crate::error::{Error, Result};
+use crate::extent::ShardIndex;
+use crate::os;
+use crate::plan::LoadPlan;
+use crate::source::{Fallbacks, OpenFile, Storage};
+
+/// The shards that are open now: each from its first transfer to its last, and not too many at once.
+pub(super) struct Files<'a> {
+    storage: &'a dyn Storage,
+    shards: &'a [Shard],
+    fallbacks: &'a Fallbacks,
+    open: BTreeMap<ShardIndex, Arc<dyn OpenFile>>,
+    remaining: Vec<usize>,
+    most_open: usize,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(
+        storage: &'a dyn Storage,
+        shards: &'a [Shard],
+        plan: &LoadPlan,
+        fallbacks: &'a Fallbacks,
+    ) -> Files<'a> {
+        let mut remaining = vec![0; shards.len()];
+        for transfer in &plan.transfers {
+            if let Some(count) = remaining.get_mut(transfer.shard as usize) {
+                *count += 1;
+            }
+        }
+        // A shard takes up to two descriptors; the rest of the process needs some too.
+        let most_open = usize::try_from(os::open_files_limit().unwrap_or(256) / 4).unwrap_or(usize::MAX).clamp(1, 64);
+        Files { storage, shards, fallbacks, open: BTreeMap::new(), remaining, most_open }
+    }
+
+    /// The open shard; `None` if opening one more would be too many (`force`: never too many).
+    pub(super) fn open(&mut self, index: ShardIndex, force: bool) -> Result<Option<Arc<dyn OpenFile>>> {
+        if let Some(file) = self.open.get(&index) {
+            return Ok(Some(Arc::clone(file)));
+        }
+        if self.open.len() >= self.most_open && !force {
+            return Ok(None);
+        }
+        let shard = self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
+        let file = open_same(self.storage, shard, self.fallbacks)?;
+        self.open.insert(index, Arc::clone(&file));
+        Ok(Some(file))
+    }
+
+    /// One transfer of the shard is over. After the last one the file must still be what it was, and is closed.
+    pub(super) fn transfer_done(&mut self, index: ShardIndex) -> Result<()> {
+        let Some(remaining) = self.remaining.get_mut(index as usize) else { return Ok(()) };
+        *remaining = remaining.saturating_sub(1);
+        if *remaining > 0 {
+            return Ok(());
+        }
+        self.open.remove(&index).map_or(Ok(()), |file| file.check_unchanged())
+    }
+}
+/// Opens a shard and demands that it is the file whose header was read.
+pub(super) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
+    let file = storage.open(&shard.path, fallbacks)?;
+    let (then, now) = (shard.identity, file.identity());
+    if then == now {
+        return Ok(file);
+    }
+    let what = if then.len != now.len {
+        format!("{} bytes when its header was read, {} bytes now", then.len, now.len)
+    } else if (then.device, then.inode) != (now.device, now.inode) {
+        format!("replaced by another file: inode {} when its header was read, {} now", then.inode, now.inode)
+    } else {
+        "written to after its header was read".to_owned()
+    };
+    Err(Error::Changed { path: shard.path.clone(), what })
+}

@@ -1,0 +1,147 @@
+//! The clock and the counters of a load, and the report that they add up to. It decides nothing.
+
+use std::time::{Duration, Instant};
+
+use super::Prepared;
+use crate::os;
+use crate::report::{Bound, Report, Routes, Stage, StageTime, Stages, Staging, best_rate};
+use crate::source::{Fallback, Route};
+
+/// The lane of reads past the page cache, by its index.
+pub(super) const DIRECT: usize = 0;
+
+/// The lane of reads through the page cache, by its index.
+pub(super) const CACHED: usize = 1;
+
+/// Bytes over which the best rate of a load is looked for, at least.
+const RATE_WINDOW_BYTES: u64 = 64 << 20;
+
+/// Counts and times of one load.
+pub(super) struct Meter {
+    started: Instant,
+    pub(super) stages: Stages,
+    routes: Routes,
+    samples: Vec<(f64, u64)>,
+    first_read: Option<f64>,
+    last_read: f64,
+    first_upload: Option<f64>,
+    last_upload: f64,
+    /// Wall-clock seconds in which each lane had something in flight.
+    pub(super) lanes: [f64; 2],
+}
+
+impl Meter {
+    pub(super) fn new(started: Instant) -> Meter {
+        Meter {
+            started,
+            stages: Stages::default(),
+            routes: Routes::default(),
+            samples: Vec::new(),
+            first_read: None,
+            last_read: 0.0,
+            first_upload: None,
+            last_upload: 0.0,
+            lanes: [0.0; 2],
+        }
+    }
+
+    fn now(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    pub(super) fn read_began(&mut self) {
+        if self.first_read.is_none() {
+            let now = self.now();
+            self.first_read = Some(now);
+            self.samples.push((now, 0));
+        }
+    }
+
+    pub(super) fn read_ended(&mut self, route: Route, bytes: u64, busy: Duration, staged: bool) {
+        self.last_read = self.now();
+        self.stages.read.bytes += bytes;
+        self.stages.read_busy.bytes += bytes;
+        self.stages.read_busy.seconds += busy.as_secs_f64();
+        if staged {
+            self.stages.stage.bytes += bytes;
+            self.stages.stage.seconds += busy.as_secs_f64();
+        }
+        match route {
+            Route::Direct => self.routes.direct += bytes,
+            Route::Buffered => self.routes.buffered += bytes,
+            Route::Mapped => self.routes.mapped += bytes,
+        }
+    }
+
+    pub(super) fn upload_began(&mut self, bytes: u64) {
+        let now = self.now();
+        self.first_upload.get_or_insert(now);
+        self.stages.upload.bytes += bytes;
+    }
+
+    pub(super) fn upload_ended(&mut self) {
+        self.last_upload = self.now();
+    }
+
+    /// Notes that more bytes are there; returns how many there are now.
+    pub(super) fn arrived(&mut self, bytes: u64) -> u64 {
+        let done = self.samples.last().map_or(0, |sample| sample.1) + bytes;
+        self.samples.push((self.now(), done));
+        done
+    }
+
+    #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
+    pub(super) fn report(mut self, prepared: &Prepared, run_seconds: f64, fallbacks: Vec<Fallback>) -> Report {
+        let plan = &prepared.plan;
+        let bytes = plan.tensor_bytes();
+        let seconds = prepared.open_seconds + prepared.plan_seconds + run_seconds;
+        self.stages.open = StageTime { seconds: prepared.open_seconds, bytes: 0 };
+        self.stages.plan = StageTime { seconds: prepared.plan_seconds, bytes: 0 };
+        self.stages.read.seconds = self.first_read.map_or(0.0, |first| self.last_read - first);
+        self.stages.upload.seconds = self.first_upload.map_or(0.0, |first| self.last_upload - first);
+        let waited = self.stages.wait_read.seconds + self.stages.wait_upload.seconds;
+        self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
+        let read_seconds = self.stages.read.seconds.max(f64::MIN_POSITIVE);
+        let bandwidth =
+            best_rate(&self.samples, RATE_WINDOW_BYTES).unwrap_or(self.stages.read.bytes as f64 / read_seconds);
+        let least = if bandwidth > 0.0 { bytes as f64 / bandwidth } else { 0.0 };
+        Report {
+            bytes,
+            tensors: plan.placements.len(),
+            seconds,
+            gb_per_s: bytes as f64 / seconds.max(f64::MIN_POSITIVE) / 1e9,
+            estimate: Bound { bandwidth, bound_by: self.bound_by(prepared, seconds), seconds: least },
+            efficiency: (least / seconds.max(f64::MIN_POSITIVE)).min(1.0),
+            stages: self.stages,
+            routes: self.routes,
+            cache: prepared.cache,
+            staging: Staging::default(),
+            peak_host_bytes: os::peak_resident_bytes().unwrap_or(0),
+            cpu_seconds: 0.0,
+            setup_seconds: 0.0,
+            fallbacks,
+            file_system: prepared.file_system.clone(),
+            kernel: os::kernel_release().unwrap_or_default(),
+            device: String::new(),
+            engine: String::new(),
+        }
+    }
+
+    /// Names the stage that took the time.
+    fn bound_by(&self, prepared: &Prepared, seconds: f64) -> Stage {
+        let stages = &self.stages;
+        let set_up = stages.open.seconds + stages.plan.seconds + stages.allocate.seconds;
+        if set_up > seconds / 2.0 {
+            return Stage::SetUp;
+        }
+        if stages.bookkeeping.seconds > seconds / 2.0 {
+            return Stage::Bookkeeping;
+        }
+        if stages.wait_upload.seconds > stages.wait_read.seconds {
+            return Stage::Upload;
+        }
+        let through_cache = self.routes.buffered + self.routes.mapped;
+        let was_cold = prepared.cache.resident_before < through_cache / 2;
+        if self.lanes[DIRECT] >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
+    }
+}

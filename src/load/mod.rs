@@ -1,0 +1,414 @@
+//! Loading: what a caller says, what it gets, and the [`Loader`] between a checkpoint and a device.
+//!
+//! One loop (`run`) submits the transfers of a [`LoadPlan`] to a [`ReadQueue`] and gets their targets back filled, hands filled
+//! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
+//! that is the whole concurrency model. `files` opens late and closes early, `loading` hands out tensors before the end,
+//! `meter` keeps time. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
+
+mod files;
+mod loading;
+mod meter;
+mod run;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+pub use loading::Loading;
+
+use files::{Files, open_same};
+use loading::Readiness;
+use meter::Meter;
+use run::Run;
+
+use crate::checkpoint::{Checkpoint, OpenOptions, Selected, Selection, Shard};
+use crate::device::{CpuDevice, Device, Stream, Written};
+use crate::error::{Error, Result};
+use crate::os;
+use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
+use crate::report::{Cache, Report, StageTime, Staging};
+use crate::source::{Fallbacks, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Storage, queue};
+use crate::staging::StagingPool;
+use crate::tensor::Tensor;
+
+/// Everything that [`load`] may be told. The default loads all tensors to host memory.
+#[derive(Clone)]
+pub struct Options {
+    /// Where the tensors go.
+    pub device: Arc<dyn Device>,
+    /// Which tensors, and which parts of them.
+    pub selection: Selection,
+    /// How the checkpoint is opened.
+    pub open: OpenOptions,
+    /// How the bytes are moved.
+    pub transfer: TransferOptions,
+}
+
+/// How the bytes of a load are moved.
+#[derive(Clone, Default)]
+pub struct TransferOptions {
+    /// Which way the bytes go.
+    pub route: RouteChoice,
+    /// The staging buffers; `None` leaves number and size to vramp.
+    pub staging: Option<Staging>,
+    /// What runs the reads.
+    pub queue: QueueOptions,
+    /// Stops the load from another thread.
+    pub cancel: Cancel,
+    /// Is told how far the load is.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+/// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`].
+#[derive(Debug, Clone, Default)]
+pub struct Cancel {
+    flag: Arc<AtomicBool>,
+}
+
+/// Is told how far a load is. Calls come from the loading thread and must return soon.
+pub trait Observer: Send + Sync {
+    /// The plan stands; nothing has been read yet.
+    fn planned(&self, plan: &LoadPlan);
+
+    /// `done` bytes of the plan's reads have arrived.
+    fn advanced(&self, done: u64);
+}
+
+/// A finished load.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// Sorted by name.
+    tensors: Vec<Tensor>,
+    /// What the load did and what limited it.
+    pub report: Report,
+    /// What a person should know about the checkpoint.
+    pub warnings: Vec<String>,
+}
+
+/// A plan with what was learned while making it.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// The plan.
+    pub plan: LoadPlan,
+    /// What of the files was in the page cache.
+    pub cache: Cache,
+    /// The file system of the first file.
+    pub file_system: String,
+    /// Seconds that opening the checkpoint took; the caller may set it, so that the report counts it.
+    pub open_seconds: f64,
+    /// Seconds that selecting and planning took.
+    pub plan_seconds: f64,
+}
+
+/// Loads a checkpoint: the paved road.
+///
+/// # Errors
+/// When the checkpoint is refused, something that was asked for is not there, reading fails, or a file changes meanwhile.
+/// Nothing is handed out then.
+pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open_with(path, &options.open)?;
+    let open_seconds = started.elapsed().as_secs_f64();
+    let mut loader = Loader::new(Arc::clone(&options.device), options.transfer.clone());
+    let planning = Instant::now();
+    let selected = checkpoint.select(&options.selection)?;
+    let prepared = loader.prepare(&checkpoint, &selected)?;
+    let plan_seconds = planning.elapsed().as_secs_f64();
+    loader.load(&checkpoint, &Prepared { open_seconds, plan_seconds, ..prepared })
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            device: Arc::new(CpuDevice::new()),
+            selection: Selection::default(),
+            open: OpenOptions::default(),
+            transfer: TransferOptions::default(),
+        }
+    }
+}
+
+impl Cancel {
+    /// A switch that is not thrown.
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    /// Throws the switch.
+    pub fn cancel(&self) {
+        self.flag.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was thrown.
+    pub fn is_cancelled(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+}
+
+impl Loaded {
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the load did not have it.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).map_err(|_| not_loaded(name))?;
+        self.tensors.get(at).ok_or_else(|| not_loaded(name))
+    }
+
+    /// All tensors, aliases included, sorted by name.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+}
+
+fn not_loaded(name: &str) -> Error {
+    Error::NotFound { what: format!("tensor {name:?} was not loaded"), hint: None }
+}
+
+type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQueue> + Send>;
+
+/// Loads checkpoints one after the other and keeps the staging pool, the queue and the stream for the next.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let header = r#"{"a":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[1],"data_offsets":[4,5]}}"#;
+/// # std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3, 4, 5]].concat())?;
+/// use std::sync::Arc;
+/// use vramp::checkpoint::{Checkpoint, Selection};
+/// use vramp::device::CpuDevice;
+/// use vramp::load::{Loader, TransferOptions};
+///
+/// let checkpoint = Checkpoint::open(&path)?;
+/// let selected = checkpoint.select(&Selection::default())?;
+/// let mut loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
+///
+/// let prepared = loader.prepare(&checkpoint, &selected)?; // headers and the page cache were looked at, nothing was read
+/// println!("{}", prepared.plan);
+/// let loaded = loader.load(&checkpoint, &prepared)?;
+/// assert_eq!(loaded.tensor("a")?.as_slice::<u8>()?, [1, 2, 3, 4]);
+///
+/// let loading = loader.start(checkpoint, prepared); // again, on a thread of its own
+/// let early = loading.wait("b")?; // there before the rest may be
+/// let (_loader, loaded) = loading.finish()?;
+/// assert_eq!(early.as_slice::<u8>()?, loaded.tensor("b")?.as_slice::<u8>()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Loader {
+    device: Arc<dyn Device>,
+    storage: Arc<dyn Storage>,
+    options: TransferOptions,
+    make_queue: QueueMaker,
+    fallbacks: Fallbacks,
+    engine: Option<Engine>,
+}
+
+/// What a loader keeps warm.
+struct Engine {
+    pool: Option<StagingPool>,
+    queue: Box<dyn ReadQueue>,
+    stream: Option<Box<dyn Stream>>,
+}
+
+impl Loader {
+    /// A loader of local files.
+    pub fn new(device: Arc<dyn Device>, options: TransferOptions) -> Loader {
+        let queue_options = options.queue;
+        let make_queue: QueueMaker = Box::new(move |pool, fallbacks| queue(&queue_options, pool, fallbacks));
+        let storage = Arc::new(LocalStorage);
+        Loader { device, storage, options, make_queue, fallbacks: Fallbacks::default(), engine: None }
+    }
+
+    /// The same loader over another storage.
+    pub fn with_storage(self, storage: Arc<dyn Storage>) -> Loader {
+        Loader { storage, ..self }
+    }
+
+    /// The same loader with another engine for its reads.
+    pub fn with_queue(
+        self,
+        make_queue: impl Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQueue> + Send + 'static,
+    ) -> Loader {
+        Loader { make_queue: Box::new(make_queue), ..self }
+    }
+
+    /// Asks the files and the page cache, and plans the load of `selected`.
+    ///
+    /// # Errors
+    /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.
+    pub fn prepare(&self, checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared> {
+        let started = Instant::now();
+        let wanted = wanted(checkpoint, selected)?;
+        let (facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
+        let resident_before = facts.iter().map(|facts| facts.residency.resident_bytes()).sum();
+        let file_bytes = facts.iter().map(|facts| facts.bytes).sum();
+        let buffer_bytes = self.staging_shape().bytes as u64;
+        let options = PlanOptions { route: self.options.route, buffer_bytes };
+        let plan = plan::plan(&wanted, &facts, self.device.limits(), options)?;
+        let cache = Cache { resident_before, file_bytes };
+        let plan_seconds = started.elapsed().as_secs_f64();
+        Ok(Prepared { plan, cache, file_system, open_seconds: 0.0, plan_seconds })
+    }
+
+    /// Carries a plan out.
+    ///
+    /// # Errors
+    /// The first thing that went wrong; everything in flight has been drained and everything allocated released.
+    pub fn load(&mut self, checkpoint: &Checkpoint, prepared: &Prepared) -> Result<Loaded> {
+        self.carry_out(checkpoint, prepared, None)
+    }
+
+    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there.
+    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Loading {
+        let readiness = Arc::new(Readiness::new(&prepared.plan));
+        let (cancel, shared) = (self.options.cancel.clone(), Arc::clone(&readiness));
+        let thread = std::thread::spawn(move || {
+            let mut loader = self;
+            let outcome = loader.carry_out(&checkpoint, &prepared, Some(&shared));
+            shared.end();
+            outcome.map(|loaded| (loader, loaded))
+        });
+        Loading { readiness, cancel, thread: Some(thread) }
+    }
+
+    fn carry_out(
+        &mut self,
+        checkpoint: &Checkpoint,
+        prepared: &Prepared,
+        readiness: Option<&Readiness>,
+    ) -> Result<Loaded> {
+        let plan = &prepared.plan;
+        if let Some(observer) = &self.options.observer {
+            observer.planned(plan);
+        }
+        let set_up = Instant::now();
+        let cpu_before = os::cpu_seconds().total();
+        let mut engine = self.engine(plan)?;
+        let setup_seconds = set_up.elapsed().as_secs_f64();
+        let allocating = Instant::now();
+        let ranges: Vec<_> = plan.transfers.iter().flat_map(|transfer| transfer.writes()).collect();
+        let (regions, written) = self.device.alloc(plan.arena_bytes)?.carve(&ranges)?;
+        if let Some(readiness) = readiness {
+            readiness.begin(written.clone());
+        }
+        let mut meter = Meter::new(allocating);
+        meter.stages.allocate = StageTime {
+            seconds: allocating.elapsed().as_secs_f64(),
+            bytes: if self.device.limits().keeps { plan.arena_bytes } else { 0 },
+        };
+        let files = Files::new(&*self.storage, checkpoint.shards(), plan, &self.fallbacks);
+        let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).finish();
+        let seconds = allocating.elapsed().as_secs_f64();
+        let staging = staging_of(&engine);
+        let engine_name = engine.queue.engine();
+        if ran.is_ok() {
+            self.engine = Some(engine); // an engine that failed is not used again
+        }
+        ran?;
+        let tensors = tensors(plan, &written)?;
+        let mut report = meter.report(prepared, seconds, self.fallbacks.list());
+        report.setup_seconds = setup_seconds;
+        report.cpu_seconds = os::cpu_seconds().total() - cpu_before;
+        report.device = self.device.name();
+        report.engine = engine_name.to_owned();
+        report.staging = staging;
+        Ok(Loaded { tensors, report, warnings: checkpoint.warnings().to_vec() })
+    }
+
+    /// The engine kept from the last load if it fits this plan, else a new one.
+    fn engine(&mut self, plan: &LoadPlan) -> Result<Engine> {
+        let staged = plan.buffer_bytes > 0;
+        let fits = |engine: &Engine| !staged || engine.pool.is_some();
+        if let Some(engine) = self.engine.take().filter(fits) {
+            return Ok(engine);
+        }
+        let shape = self.staging_shape();
+        let pool = staged.then(|| self.device.staging(shape.count, shape.bytes)).transpose()?;
+        let queue = (self.make_queue)(pool.as_ref(), &self.fallbacks);
+        let stream = staged.then(|| self.device.stream()).transpose()?;
+        Ok(Engine { pool, queue, stream })
+    }
+
+    /// The staging buffers that were asked for, or those that the device likes.
+    fn staging_shape(&self) -> Staging {
+        let (count, bytes) = self.device.limits().staging;
+        self.options.staging.unwrap_or(Staging { count, bytes })
+    }
+
+    /// What the plan must know of each file that a selected tensor lies in.
+    fn facts(&self, shards: &[Shard], wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String)> {
+        let mut used = vec![false; shards.len()];
+        for run in wanted.iter().flat_map(|tensor| &tensor.runs) {
+            if let Some(used) = used.get_mut(run.shard as usize) {
+                *used = true;
+            }
+        }
+        let mut file_system = String::new();
+        let mut facts = Vec::with_capacity(shards.len());
+        for (shard, used) in shards.iter().zip(used) {
+            if !used {
+                facts.push(ShardFacts::untouched(shard.bytes));
+                continue;
+            }
+            let file = open_same(&*self.storage, shard, &self.fallbacks)?;
+            if file_system.is_empty() {
+                file_system.clone_from(&file.file_system().name);
+            }
+            facts.push(self.facts_of(&*file));
+        }
+        Ok((facts, file_system))
+    }
+
+    fn facts_of(&self, file: &dyn OpenFile) -> ShardFacts {
+        let system = file.file_system();
+        let may_be_direct = !system.network && !system.memory;
+        let wants_direct = !matches!(self.options.route, RouteChoice::Buffered | RouteChoice::Mapped);
+        let direct = (may_be_direct && wants_direct).then(|| file.source(Route::Direct));
+        ShardFacts {
+            bytes: file.identity().len,
+            residency: file.residency_glance(),
+            direct: direct.filter(|source| source.route() == Route::Direct).map(|source| source.limits()),
+            cached: file.source(Route::Buffered).limits(),
+            mappable: !system.network,
+        }
+    }
+}
+
+fn staging_of(engine: &Engine) -> Staging {
+    let shape = |pool: &StagingPool| Staging { count: pool.count(), bytes: pool.buffer_bytes() };
+    engine.pool.as_ref().map(shape).unwrap_or_default()
+}
+
+/// The selected tensors as the plan wants them.
+fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>> {
+    checkpoint.require_known_dtypes(selected)?;
+    let wanted = |chosen: &Selected| {
+        let info = checkpoint.tensors().get(chosen.tensor);
+        let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
+        let runs = info.runs(chosen.slice.as_ref());
+        Ok(Wanted {
+            name: Arc::clone(&chosen.name),
+            aliases: chosen.aliases.clone(),
+            dtype: info.dtype.clone(),
+            shape: Arc::clone(&chosen.shape),
+            bytes: runs.iter().map(|run| run.run * run.count).sum(),
+            runs,
+        })
+    };
+    selected.iter().map(wanted).collect()
+}
+
+/// All tensors of a finished plan, under all their names, sorted.
+fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
+    let mut tensors = Vec::with_capacity(plan.placements.len());
+    for placement in &plan.placements {
+        let view = written.view(placement.range()).ok_or(Error::Poisoned { what: "a tensor was not written whole" })?;
+        for name in std::iter::once(&placement.name).chain(&placement.aliases) {
+            let shape = Arc::clone(&placement.shape);
+            tensors.push(Tensor::new(Arc::clone(name), placement.dtype.clone(), shape, view.clone()));
+        }
+    }
+    tensors.sort_by(|a, b| a.name().cmp(b.name())); // nearly sorted already: the selection is
+    Ok(tensors)
+}
