@@ -4,7 +4,7 @@
 //! to data ([`LoadPlan`]) that one can print, compare and test. It opens nothing, starts nothing and knows no device by name.
 //!
 //! How it decides:
-//! 1. *Placement.* Where reads may land in the arena, neighbouring tensors of a file keep their distance (a [`Segment`]), and
+//! 1. *Placement.* Where reads may land in the arena, neighbouring tensors of a file keep their distance (a *segment*), and
 //!    a segment keeps the file's residue modulo the direct-I/O block, so that `O_DIRECT` writes it in place. Elsewhere
 //!    tensors are packed at the device's alignment.
 //! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie

@@ -34,7 +34,7 @@ pub trait Device: Send + Sync {
     /// Allocates one arena of `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) with what is needed and what is free.
+    /// [`Error::OutOfMemory`] with what is needed and what is free.
     fn alloc(&self, bytes: u64) -> Result<Arena>;
 
     /// Opens a stream of uploads.

@@ -59,7 +59,7 @@ pub trait OpenFile: Send + Sync {
     /// Demands that the file still is what it was: length, modification time, and the path still leads to it.
     ///
     /// # Errors
-    /// [`Error::Changed`](crate::Error::Changed) with both values. A path that leads nowhere any more is no error: the
+    /// [`Error::Changed`] with both values. A path that leads nowhere any more is no error: the
     /// open file keeps its bytes.
     fn check_unchanged(&self) -> Result<()>;
 
