@@ -471,6 +471,10 @@ fn a_cache_folder_and_a_name_lead_to_the_snapshot_of_main() {
     assert!(error.to_string().contains("does not download"), "{error}");
     std::fs::write(model.join("refs/main"), "../../..").unwrap();
     assert!(Checkpoint::open(&model).is_err());
+    std::fs::remove_file(model.join("refs/main")).unwrap();
+    let status = std::process::Command::new("mkfifo").arg(model.join("refs/main")).status().unwrap();
+    assert!(status.success());
+    assert!(said(&model).contains("2 snapshots"), "a pipe is not waited for: {}", said(&model));
 }
 
 #[test]
