@@ -250,6 +250,22 @@ fn load_tells_people_what_the_limit_was() {
 }
 
 #[test]
+fn a_header_that_does_not_fit_memory_is_an_error_and_no_abort() {
+    let folder = folder();
+    let path = folder.path().join("huge.safetensors");
+    let bytes: u64 = 8 << 30;
+    std::fs::write(&path, [&(bytes - 8).to_le_bytes()[..], b"{"].concat()).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    let limited = "ulimit -v 4000000; exec \"$0\" inspect --max-header-bytes 1TB \"$1\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_vramp")]).arg(&path);
+    let Output { status, stderr, .. } = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(4), "{said}");
+    assert!(said.contains("huge.safetensors") && said.contains("out of memory"), "{said}");
+}
+
+#[test]
 fn verify_says_yes_or_no() {
     let folder = folder();
     let path = small(folder.path());
