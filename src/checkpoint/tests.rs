@@ -369,6 +369,15 @@ fn a_missing_shard_is_named_with_its_tensors() {
 }
 
 #[test]
+fn an_index_of_very_many_missing_files_costs_no_more_than_reading_it() {
+    let names: Vec<String> = (0..200_000).map(|n| format!("f{n}")).collect();
+    let map: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), name.as_str())).collect();
+    let dir = folder(&[(INDEX, hostile::index(&map).into_bytes())]);
+    let said = said(dir.path());
+    assert!(said.contains("200000 files") && said.contains("\"f0\" (with 1 tensor: \"f0\")"), "{said}");
+}
+
+#[test]
 fn a_tensor_in_two_files_names_both() {
     let dir =
         folder(&[(FIRST, bytes_file(&[("a", &[1]), ("b", &[1])])), (SECOND, bytes_file(&[("a", &[2]), ("b", &[1])]))]);
