@@ -451,10 +451,17 @@ fn no_match(pattern: &str, names: &[(Arc<str>, usize)]) -> String {
     quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
 }
 
+/// The longest glob, in bytes: what the longest ones compile to stays well below the limit at which the matcher panics.
+const LONGEST_GLOB: usize = 16 << 10;
+
 fn compile(pattern: &str) -> Result<GlobMatcher> {
+    if pattern.len() > LONGEST_GLOB {
+        let what = format!("the glob {} is longer than {LONGEST_GLOB} bytes", quoted(pattern));
+        return Err(request(what, Some("use several".into())));
+    }
     let glob = GlobBuilder::new(pattern).literal_separator(false).build();
     glob.map(|glob| glob.compile_matcher())
-        .map_err(|e| request(format!("{pattern:?} is not a glob: {}", e.kind()), None))
+        .map_err(|e| request(format!("{} is not a glob: {}", quoted(pattern), e.kind()), None))
 }
 
 #[cfg(test)]
