@@ -326,7 +326,7 @@ fn is_called(selected: &Selected, name: &str) -> bool {
 }
 
 /// The end of a chain of ties; a circle ends somewhere in itself.
-fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
+pub(super) fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
     let mut target = tie.target.as_str();
     for _ in 0..ties.len() {
         match ties.iter().find(|tie| tie.alias == target) {

@@ -14,6 +14,7 @@ use serde::de::MapAccess;
 
 use super::json::{self, Notes, Object, Scalar};
 use super::safetensors::Entry;
+use super::selection::resolve;
 use super::{Checkpoint, Selected, Selection, TensorInfo, Tie, shard};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -307,7 +308,8 @@ impl<'a> Found<'a> {
             found.aliases.extend(selected.aliases.iter().map(|alias| (alias.as_ref(), selected.name.as_ref())));
         }
         for tie in ties.iter().filter(|tie| !found.by_name.contains_key(tie.alias.as_str())).collect::<Vec<_>>() {
-            if let Some(target) = found.name_of(&tie.target) {
+            // The target may be an alias itself, declared before or after this one.
+            if let Some(target) = found.name_of(&tie.target).or_else(|| found.name_of(resolve(tie, ties))) {
                 found.aliases.insert(&tie.alias, target);
             }
         }
