@@ -390,6 +390,11 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let done = command(&["inspect", path]).stdout(full).output().unwrap();
     assert_eq!(done.status.code(), Some(4));
+    for answer in ["--help", "--version"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let done = command(&[answer]).stdout(full).output().unwrap();
+        assert_eq!(done.status.code(), Some(4), "{answer}");
+    }
 }
 
 // ---- signals
