@@ -235,6 +235,21 @@ fn slices_ranks_names_and_ties_reach_the_library() {
 }
 
 #[test]
+fn tied_tensors_that_are_both_stored_must_be_equal_to_be_loaded() {
+    let folder = folder();
+    let path = folder.path().join("m.safetensors");
+    let tensors: &[(&str, &str, &[u64], &[u8])] =
+        &[("a", "U8", &[2], &[1, 2]), ("same", "U8", &[2], &[1, 2]), ("other", "U8", &[2], &[1, 3])];
+    std::fs::write(&path, safetensors(tensors, json!({}))).unwrap();
+    let load = |tie: &str| vramp(&["load", path.to_str().unwrap(), "--tied", tie, "--json"]);
+    assert_eq!(load("same=a").code, Some(0));
+    let refused = load("other=a");
+    assert_eq!((refused.code, refused.out.as_str()), (Some(1), ""));
+    let message = refused.error()["message"].to_string();
+    assert!(message.contains("other") && message.contains("both stored, and differ"), "{message}");
+}
+
+#[test]
 fn load_tells_people_what_the_limit_was() {
     let folder = folder();
     let path = small(folder.path());
