@@ -147,7 +147,7 @@ fn specifications_are_read_strictly() {
     assert_eq!(Spec::parse(good.as_bytes()).unwrap(), spec(&[("w", "F32", &[2])]));
     for (text, word) in [
         (r#"{"tensors":{"w":{"dtype":"F32","shape":[2]},"w":{"dtype":"F32","shape":[2]}}}"#, "duplicate"),
-        (r#"{"tensors":{"w":{"dtype":"F33","shape":[2]}}}"#, "tensor \"w\": unknown dtype F33"),
+        (r#"{"tensors":{"w":{"dtype":"F33","shape":[2]}}}"#, "tensor \"w\": unknown dtype \"F33\""),
         (r#"{"tensors":{"w":{"dtype":"F32","shape":[-2]}}}"#, "shape[0] is -2"),
         (r#"{"tensors":{"w":{"dtype":"F32"}}}"#, "has no shape"),
         (r#"{"tensors":[]}"#, "must be"),
