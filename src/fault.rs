@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::dtype::Dtype;
+
 /// One kind of damage or rule broken inside a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -249,6 +251,14 @@ pub(crate) fn quoted(name: &str) -> String {
     }
 }
 
+/// The name of an element type; one that vramp does not know is text from a file, and quoted.
+pub(crate) fn dtype_name(dtype: &Dtype) -> String {
+    match dtype {
+        Dtype::Unknown(name) => quoted(name),
+        known => known.to_string(),
+    }
+}
+
 /// `1 file`, `2 files`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
@@ -290,5 +300,7 @@ mod tests {
     fn quoted_names_show_control_characters_and_have_an_end() {
         assert_eq!(quoted("a\u{1b}[31m"), r#""a\u{1b}[31m""#);
         assert!(quoted(&"é".repeat(5000)).len() < 700);
+        assert_eq!(dtype_name(&Dtype::F32), "F32");
+        assert_eq!(dtype_name(&Dtype::from_safetensors("X\nok")), r#""X\nok""#);
     }
 }

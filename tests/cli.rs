@@ -235,6 +235,21 @@ fn slices_ranks_names_and_ties_reach_the_library() {
 }
 
 #[test]
+fn tied_tensors_that_are_both_stored_must_be_equal_to_be_loaded() {
+    let folder = folder();
+    let path = folder.path().join("m.safetensors");
+    let tensors: &[(&str, &str, &[u64], &[u8])] =
+        &[("a", "U8", &[2], &[1, 2]), ("same", "U8", &[2], &[1, 2]), ("other", "U8", &[2], &[1, 3])];
+    std::fs::write(&path, safetensors(tensors, json!({}))).unwrap();
+    let load = |tie: &str| vramp(&["load", path.to_str().unwrap(), "--tied", tie, "--json"]);
+    assert_eq!(load("same=a").code, Some(0));
+    let refused = load("other=a");
+    assert_eq!((refused.code, refused.out.as_str()), (Some(1), ""));
+    let message = refused.error()["message"].to_string();
+    assert!(message.contains("other") && message.contains("both stored, and differ"), "{message}");
+}
+
+#[test]
 fn load_tells_people_what_the_limit_was() {
     let folder = folder();
     let path = small(folder.path());
@@ -247,6 +262,22 @@ fn load_tells_people_what_the_limit_was() {
     assert!(vramp(&["load", &path, "--device", "null"]).out.contains("(2 tensors to null)"));
     assert!(vramp(&["load", &path, "--plan-only"]).out.contains("plan: 40 B of 2 tensors"));
     assert!(vramp(&["load", &path, "--route", "view"]).out.starts_with("mapped  40 B"));
+}
+
+#[test]
+fn a_header_that_does_not_fit_memory_is_an_error_and_no_abort() {
+    let folder = folder();
+    let path = folder.path().join("huge.safetensors");
+    let bytes: u64 = 8 << 30;
+    std::fs::write(&path, [&(bytes - 8).to_le_bytes()[..], b"{"].concat()).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    let limited = "ulimit -v 4000000; exec \"$0\" inspect --max-header-bytes 1TB \"$1\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_vramp")]).arg(&path);
+    let Output { status, stderr, .. } = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(4), "{said}");
+    assert!(said.contains("huge.safetensors") && said.contains("out of memory"), "{said}");
 }
 
 #[test]
@@ -374,6 +405,11 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let done = command(&["inspect", path]).stdout(full).output().unwrap();
     assert_eq!(done.status.code(), Some(4));
+    for answer in ["--help", "--version"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let done = command(&[answer]).stdout(full).output().unwrap();
+        assert_eq!(done.status.code(), Some(4), "{answer}");
+    }
 }
 
 // ---- signals

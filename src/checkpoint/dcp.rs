@@ -12,7 +12,7 @@ use super::json::{self, Field, Notes, Object, Scalar};
 use super::safetensors::{Stored, whole_numbers};
 use super::{Part, TensorData};
 use crate::extent::{Extent, ShardIndex};
-use crate::fault::{Fault, Listed, quoted};
+use crate::fault::{Fault, Listed, dtype_name, quoted};
 
 const KEY: &str = "DCP_SHARDING_INFO";
 
@@ -129,7 +129,8 @@ fn check_alike(pieces: &[Piece]) -> Result<(), String> {
             return Err(format!("the pieces {} and {} differ in rank", first.describe(), piece.describe()));
         }
         if piece.stored.dtype != first.stored.dtype {
-            return Err(format!("its pieces are of {} and of {}", first.stored.dtype, piece.stored.dtype));
+            let (one, other) = (dtype_name(&first.stored.dtype), dtype_name(&piece.stored.dtype));
+            return Err(format!("its pieces are of {one} and of {other}"));
         }
     }
     Ok(())
@@ -174,6 +175,7 @@ fn gap(pieces: &[Piece], shape: &[u64], needed: u128, found: u128) -> String {
 fn check_unpacked(pieces: &[Piece]) -> Result<(), String> {
     match pieces.first().map(|piece| &piece.stored.dtype) {
         Some(dtype) if dtype.bits().is_none_or(|bits| bits % 8 != 0) => {
+            let dtype = dtype_name(dtype);
             Err(format!("pieces of {dtype}, whose elements do not fill whole bytes or are unknown, are not supported"))
         }
         _ => Ok(()),

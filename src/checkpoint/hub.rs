@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::index::is_plain_name;
+use super::shard;
 use crate::error::{Error, Result};
 
 /// The cache folder of a name such as `org/name`, if `path` can be one at all.
@@ -32,10 +33,15 @@ pub(crate) fn is_cache_folder(folder: &Path) -> bool {
     folder.join("snapshots").is_dir() && (folder.join("refs").is_dir() || folder.join("blobs").is_dir())
 }
 
+/// The longest `refs/main` that is read, in bytes: it holds a commit's hash or the name of a branch.
+const MAX_REF_BYTES: u64 = 4096;
+
 /// The snapshot that `refs/main` names, or the only one there is.
 pub(crate) fn snapshot(folder: &Path) -> Result<PathBuf> {
     let snapshots = folder.join("snapshots");
-    let named = std::fs::read_to_string(folder.join("refs/main")).ok();
+    // Read as weights are: a named pipe in its place must not be waited for.
+    let named = shard::read_text(&folder.join("refs/main"), MAX_REF_BYTES).ok();
+    let named = named.and_then(|text| String::from_utf8(text).ok());
     if let Some(revision) = named.as_deref().map(str::trim).filter(|revision| is_plain_name(revision)) {
         let snapshot = snapshots.join(revision);
         return if snapshot.is_dir() { Ok(snapshot) } else { Err(absent(folder, revision)) };

@@ -266,8 +266,11 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
     for (at, name) in
         index.files().iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|path| is_absent(path)))
     {
-        let tensors: Listed = index.tensors_of(at).map(quoted).collect();
-        absent.push(|| format!("{} (with {}: {tensors})", quoted(name), counted(tensors.len(), "tensor")));
+        // Looked up for the files that are shown only: an index may name a million of them.
+        absent.push(|| {
+            let tensors: Listed = index.tensors_of(at).map(quoted).collect();
+            format!("{} (with {}: {tensors})", quoted(name), counted(tensors.len(), "tensor"))
+        });
     }
     if absent.is_empty() {
         return Ok(());

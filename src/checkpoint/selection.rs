@@ -14,7 +14,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use super::tensor_parallel::Rules;
 use super::{Checkpoint, TensorInfo, nearest};
 use crate::error::{Error, Result};
-use crate::fault::{Listed, quoted};
+use crate::fault::{Listed, dtype_name, quoted};
 
 /// What to load. The default is everything, under the stored names.
 #[derive(Debug, Clone, Default)]
@@ -129,7 +129,7 @@ impl Checkpoint {
         let unknown: Vec<&TensorInfo> = tensors.filter(|tensor| tensor.dtype.bits().is_none()).collect();
         let Some(first) = unknown.first() else { return Ok(()) };
         let all: Listed =
-            unknown.iter().map(|tensor| format!("{} of {}", quoted(&tensor.name), tensor.dtype)).collect();
+            unknown.iter().map(|tensor| format!("{} of {}", quoted(&tensor.name), dtype_name(&tensor.dtype))).collect();
         Err(Error::Unsupported {
             path: self.shards.get(first.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone()),
             tensor: (unknown.len() == 1).then(|| first.name.to_string()),
@@ -326,7 +326,7 @@ fn is_called(selected: &Selected, name: &str) -> bool {
 }
 
 /// The end of a chain of ties; a circle ends somewhere in itself.
-fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
+pub(super) fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
     let mut target = tie.target.as_str();
     for _ in 0..ties.len() {
         match ties.iter().find(|tie| tie.alias == target) {
@@ -361,9 +361,10 @@ fn check_slice(tensor: &TensorInfo, slice: &Slice) -> Result<(), String> {
     if start == end && len > 0 {
         return Err(format!("{start}..{end} takes nothing of dimension {dim}, which has {len} elements"));
     }
-    let Some(bits) = tensor.dtype.bits() else { return Err(format!("unknown dtype {} cannot be cut", tensor.dtype)) };
+    let dtype = dtype_name(&tensor.dtype);
+    let Some(bits) = tensor.dtype.bits() else { return Err(format!("unknown dtype {dtype} cannot be cut")) };
     check_whole_bytes(shape, slice, bits).map_err(|at| {
-        format!("{start}..{end} of dimension {dim} cuts through a byte (bit {at}): {} has {bits} bits", tensor.dtype)
+        format!("{start}..{end} of dimension {dim} cuts through a byte (bit {at}): {dtype} has {bits} bits")
     })
 }
 
@@ -451,10 +452,17 @@ fn no_match(pattern: &str, names: &[(Arc<str>, usize)]) -> String {
     quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
 }
 
+/// The longest glob, in bytes: what the longest ones compile to stays well below the limit at which the matcher panics.
+const LONGEST_GLOB: usize = 16 << 10;
+
 fn compile(pattern: &str) -> Result<GlobMatcher> {
+    if pattern.len() > LONGEST_GLOB {
+        let what = format!("the glob {} is longer than {LONGEST_GLOB} bytes", quoted(pattern));
+        return Err(request(what, Some("use several".into())));
+    }
     let glob = GlobBuilder::new(pattern).literal_separator(false).build();
     glob.map(|glob| glob.compile_matcher())
-        .map_err(|e| request(format!("{pattern:?} is not a glob: {}", e.kind()), None))
+        .map_err(|e| request(format!("{} is not a glob: {}", quoted(pattern), e.kind()), None))
 }
 
 #[cfg(test)]

@@ -132,14 +132,22 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
 
 /// `len` is never above the file's length, nor above a limit.
 fn read(file: &File, path: &Path, offset: u64, len: u64) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-    match file.read_exact_at(&mut bytes, offset) {
-        Ok(()) => Ok(bytes),
+    match zeroed(len).and_then(|mut bytes| file.read_exact_at(&mut bytes, offset).map(|()| bytes)) {
+        Ok(bytes) => Ok(bytes),
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
             Err(Error::Changed { path: path.to_owned(), what: "it became shorter".into() })
         }
         Err(e) => Err(Error::Io { op: "read", path: path.to_owned(), range: Some(offset..offset + len), source: e }),
     }
+}
+
+/// Memory for `len` bytes, or an error: a limit that the user raised may be above what this machine has.
+fn zeroed(len: u64) -> io::Result<Vec<u8>> {
+    let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 /// Opens a regular file for reading. The kind is looked at before (a device may act when it is opened) and after.

@@ -14,11 +14,12 @@ use serde::de::MapAccess;
 
 use super::json::{self, Notes, Object, Scalar};
 use super::safetensors::Entry;
+use super::selection::resolve;
 use super::{Checkpoint, Selected, Selection, TensorInfo, Tie, shard};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
-use crate::fault::{Fault, Listed, quoted};
+use crate::fault::{Fault, Listed, dtype_name, quoted};
 
 /// The longest specification that is read, in bytes.
 const MAX_SPEC_BYTES: u64 = 1 << 30;
@@ -124,7 +125,7 @@ impl Object for Tensors {
         json::object(key, map, notes, &mut entry)?;
         let known = |(dtype, shape): (Dtype, Vec<u64>)| match dtype.bits() {
             Some(_) => Ok(SpecTensor { dtype, shape }),
-            None => Err(format!("unknown dtype {dtype}")),
+            None => Err(format!("unknown dtype {}", dtype_name(&dtype))),
         };
         match entry.dtype_and_shape().and_then(known) {
             Ok(tensor) => drop(self.map.insert(key.to_owned(), tensor)),
@@ -307,7 +308,8 @@ impl<'a> Found<'a> {
             found.aliases.extend(selected.aliases.iter().map(|alias| (alias.as_ref(), selected.name.as_ref())));
         }
         for tie in ties.iter().filter(|tie| !found.by_name.contains_key(tie.alias.as_str())).collect::<Vec<_>>() {
-            if let Some(target) = found.name_of(&tie.target) {
+            // The target may be an alias itself, declared before or after this one.
+            if let Some(target) = found.name_of(&tie.target).or_else(|| found.name_of(resolve(tie, ties))) {
                 found.aliases.insert(&tie.alias, target);
             }
         }
@@ -443,7 +445,7 @@ impl fmt::Display for Verdict {
             format!("{}: expected {:?}, found {:?}", quoted(&it.name), it.expected, it.found)
         })?;
         section(f, "of another dtype", &self.dtype_mismatch, |it| {
-            format!("{}: expected {}, found {}", quoted(&it.name), it.expected, it.found)
+            format!("{}: expected {}, found {}", quoted(&it.name), dtype_name(&it.expected), dtype_name(&it.found))
         })?;
         let conflicts: Vec<_> = self.ties.iter().filter(|tie| tie.status != TieStatus::Absent).collect();
         section(f, "tied", &conflicts, |tie| tie.to_string())?;

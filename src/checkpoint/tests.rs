@@ -369,6 +369,15 @@ fn a_missing_shard_is_named_with_its_tensors() {
 }
 
 #[test]
+fn an_index_of_very_many_missing_files_costs_no_more_than_reading_it() {
+    let names: Vec<String> = (0..200_000).map(|n| format!("f{n}")).collect();
+    let map: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), name.as_str())).collect();
+    let dir = folder(&[(INDEX, hostile::index(&map).into_bytes())]);
+    let said = said(dir.path());
+    assert!(said.contains("200000 files") && said.contains("\"f0\" (with 1 tensor: \"f0\")"), "{said}");
+}
+
+#[test]
 fn a_tensor_in_two_files_names_both() {
     let dir =
         folder(&[(FIRST, bytes_file(&[("a", &[1]), ("b", &[1])])), (SECOND, bytes_file(&[("a", &[2]), ("b", &[1])]))]);
@@ -471,6 +480,10 @@ fn a_cache_folder_and_a_name_lead_to_the_snapshot_of_main() {
     assert!(error.to_string().contains("does not download"), "{error}");
     std::fs::write(model.join("refs/main"), "../../..").unwrap();
     assert!(Checkpoint::open(&model).is_err());
+    std::fs::remove_file(model.join("refs/main")).unwrap();
+    let status = std::process::Command::new("mkfifo").arg(model.join("refs/main")).status().unwrap();
+    assert!(status.success());
+    assert!(said(&model).contains("2 snapshots"), "a pipe is not waited for: {}", said(&model));
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub(crate) fn of<'a, T: Sync>(
     let threads = thread::available_parallelism().map_or(2, NonZero::get).min(items.len().max(1));
     thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(work);
+            // Where no further thread is to be had, those that are there do all the work.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });

@@ -57,10 +57,13 @@ impl Interrupt {
         }
         self.cancel.cancel();
         let watchdog = self.clone();
-        thread::spawn(move || {
+        let watch = move || {
             thread::sleep(PATIENCE);
             watchdog.end(output);
-        });
+        };
+        if thread::Builder::new().spawn(watch).is_err() {
+            self.end(output);
+        }
     }
 
     fn end(&self, output: Output) -> ! {

@@ -68,6 +68,9 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     let selecting = Instant::now();
     let selected = checkpoint.select(&job.selection)?;
     let select_seconds = selecting.elapsed().as_secs_f64();
+    if job.demand.is_none() {
+        strict::demand_ties(&checkpoint, &selected, &job.selection.ties)?;
+    }
     let mut loader = Loader::new(Arc::clone(&job.device), job.transfer.clone());
     let mut prepared = loader.prepare(&checkpoint, &selected)?;
     prepared.open_seconds = open_seconds;

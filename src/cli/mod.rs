@@ -78,15 +78,30 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
 /// Help, version, or wrong usage, which is one line of JSON where JSON was asked for.
 fn not_understood(error: &clap::Error) -> u8 {
     let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    if is_answer || !asked_for_json() {
-        // A closed pipe leaves nobody to tell.
+    if is_answer {
+        return answer(&error.render().ansi().to_string());
+    }
+    if !asked_for_json() {
+        // A stderr that is gone leaves nobody to tell.
         let _ = error.print();
     } else {
         let message = error.to_string();
         let message = message.trim().strip_prefix("error: ").unwrap_or(message.trim());
         Output { json: true }.error("usage", message, &[], None, None);
     }
-    if is_answer { 0 } else { 2 }
+    2
+}
+
+/// Prints help or the version, which are results like others: what cannot be written is a failure.
+fn answer(text: &str) -> u8 {
+    let output = Output { json: false };
+    output.text(text).map_or_else(
+        |failure| {
+            output.failure(&failure);
+            failure.exit_code()
+        },
+        |()| 0,
+    )
 }
 
 fn asked_for_json() -> bool {

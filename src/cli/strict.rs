@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use vramp::Error;
-use vramp::checkpoint::strict::{self, Spec, Verdict};
-use vramp::checkpoint::{Checkpoint, OpenOptions, Selection};
+use vramp::checkpoint::strict::{self, Spec, TieStatus, Verdict};
+use vramp::checkpoint::{Checkpoint, OpenOptions, Selected, Selection, Tie};
+use vramp::error::Listed;
 
 use super::args::VerifyArgs;
 use super::interrupt::Interrupt;
@@ -35,6 +36,22 @@ pub(crate) fn demand(
     names: &Selection,
 ) -> Result<(), Failure> {
     Ok(check(&read_spec(spec, open)?, checkpoint, names)?.demand(checkpoint.path())?)
+}
+
+/// Refuses ties between two stored tensors whose bytes differ: to load both would be to load what was not meant.
+pub(crate) fn demand_ties(checkpoint: &Checkpoint, selected: &[Selected], ties: &[Tie]) -> Result<(), Failure> {
+    if ties.is_empty() {
+        return Ok(());
+    }
+    let mut verdict = strict::check(checkpoint, selected, &Spec::default(), ties);
+    verdict.compare_ties(checkpoint, |a, b| strict::same_bytes(checkpoint, a, b))?;
+    let differ = verdict.ties.iter().filter(|tie| tie.status == TieStatus::Conflict);
+    let differ: Listed = differ.map(ToString::to_string).collect();
+    if differ.is_empty() {
+        return Ok(());
+    }
+    let report = format!("--tied: {differ}");
+    Err(Error::Mismatch { path: checkpoint.path().to_owned(), report }.into())
 }
 
 /// A selection that cannot be made (two names that become one after stripping) is a verdict as well: not what was demanded.

@@ -161,6 +161,10 @@ pub(crate) enum Align {
     Right,
 }
 
+/// Characters of the widest cell that a column is made as wide as. A wider one sticks out of it: a single name of a
+/// megabyte would otherwise be paid for with a megabyte of blanks in every row.
+const WIDEST_CELL: usize = 200;
+
 /// Rows of cells in aligned columns.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -194,7 +198,8 @@ impl Table {
     /// The table, each line with a line break, two blanks between columns, none at the end of a line.
     pub(crate) fn render(&self) -> String {
         let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|(_, cell)| cell.chars().count()).max().unwrap_or(0)
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|(_, cell)| cell.chars().count()).filter(|&chars| chars <= WIDEST_CELL).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let mut out = String::new();
@@ -279,5 +284,14 @@ mod tests {
         table.row(["bbb".into(), "100".into(), String::new()]);
         let plain = anstream::adapter::strip_str(&table.render()).to_string();
         assert_eq!(plain, "a      1  x\nbbb  100\n");
+    }
+
+    #[test]
+    fn a_name_of_a_megabyte_does_not_widen_the_other_rows() {
+        let mut table = Table::new(&[Align::Left, Align::Right]);
+        table.row(["n".repeat(1 << 20), "1".into()]);
+        (0..1000).for_each(|_| table.row(["short".into(), "1".into()]));
+        let plain = anstream::adapter::strip_str(&table.render()).to_string();
+        assert!(plain.len() < 2 << 20 && plain.ends_with("short  1\n"), "{} bytes", plain.len());
     }
 }

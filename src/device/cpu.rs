@@ -55,7 +55,7 @@ impl Device for CpuDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))))
+        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))?))
     }
 }
 
@@ -74,7 +74,8 @@ struct Job {
 type Finished = Result<(StagingBuffer, Vec<Region>)>;
 
 impl CopyStream {
-    fn new(threads: usize) -> CopyStream {
+    /// A stream with up to `threads` threads: fewer, but one at least, where the system gives no more.
+    fn new(threads: usize) -> Result<CopyStream> {
         let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
         let work = |queue: Receiver<Job>| {
             move || {
@@ -84,8 +85,15 @@ impl CopyStream {
                 }
             }
         };
-        let threads = (0..threads).map(|_| thread::spawn(work(queue.clone()))).collect();
-        CopyStream { jobs: Some(jobs), threads }
+        let mut stream = CopyStream { jobs: Some(jobs), threads: Vec::with_capacity(threads) };
+        for _ in 0..threads {
+            match thread::Builder::new().spawn(work(queue.clone())) {
+                Ok(thread) => stream.threads.push(thread),
+                Err(_) if !stream.threads.is_empty() => break,
+                Err(error) => return Err(no_thread(&error)),
+            }
+        }
+        Ok(stream)
     }
 }
 
@@ -105,6 +113,10 @@ impl Drop for CopyStream {
             let _ = thread.join();
         }
     }
+}
+
+fn no_thread(error: &std::io::Error) -> Error {
+    Error::Device { device: "cpu".to_owned(), op: "starting a copy thread", message: error.to_string() }
 }
 
 struct Copying {

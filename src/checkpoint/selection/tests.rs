@@ -145,6 +145,18 @@ fn known_architectures_have_rules_and_others_say_which_are_known() {
 }
 
 #[test]
+fn the_longest_globs_compile_and_longer_ones_are_refused() {
+    let include = |glob: String| Selection { include: vec![glob], ..Selection::default() };
+    for part in ["*", "?", "**/", "/**/", "[!a]", "[acegikmoqsuwy]", "{a,b}", "é", "{é*,?[!z]}", "*a", "a", "\\*"] {
+        let longest = part.repeat(LONGEST_GLOB / part.len());
+        let said = said(include(longest));
+        assert!(said.contains("no tensor is called") || said.starts_with("selected"), "{part}: {said:.300}");
+    }
+    let said = said(include("*".repeat(100_000)));
+    assert!(said.contains("longer than 16384 bytes") && said.len() < 500, "{said:.600}");
+}
+
+#[test]
 fn prefixes_come_off_and_collisions_name_both() {
     let strip = |prefixes: &[&str]| Selection { strip_prefix: texts(prefixes), ..Selection::default() };
     let stripped = select(strip(&["module.", "q_proj."])).unwrap();

@@ -74,6 +74,18 @@ fn a_wrong_target_is_one_finding_not_two() {
 }
 
 #[test]
+fn a_chain_of_ties_may_be_declared_in_any_order() {
+    let (_dir, checkpoint) = stored(&[("w", "F32", &[2], 1)]);
+    let needed = spec(&[("w", "F32", &[2]), ("a", "F32", &[2]), ("b", "F32", &[2]), ("c", "F32", &[2])]);
+    let tie = |(alias, target): (&str, &str)| Tie { alias: alias.into(), target: target.into() };
+    for ties in [[("a", "b"), ("b", "c"), ("c", "w")], [("c", "w"), ("b", "c"), ("a", "b")]] {
+        let selection = Selection { ties: ties.map(tie).into(), ..Selection::default() };
+        let verdict = verify(&checkpoint, &selection, &needed).unwrap();
+        assert!(verdict.ok, "{ties:?}: {verdict}");
+    }
+}
+
+#[test]
 fn a_tie_without_a_target_leaves_both_names_missing() {
     let (_dir, checkpoint) = stored(&[("other", "F32", &[4, 2], 1)]);
     let spec = spec(&[("embed", "F32", &[4, 2]), ("head", "F32", &[4, 2])]);
@@ -135,7 +147,7 @@ fn specifications_are_read_strictly() {
     assert_eq!(Spec::parse(good.as_bytes()).unwrap(), spec(&[("w", "F32", &[2])]));
     for (text, word) in [
         (r#"{"tensors":{"w":{"dtype":"F32","shape":[2]},"w":{"dtype":"F32","shape":[2]}}}"#, "duplicate"),
-        (r#"{"tensors":{"w":{"dtype":"F33","shape":[2]}}}"#, "tensor \"w\": unknown dtype F33"),
+        (r#"{"tensors":{"w":{"dtype":"F33","shape":[2]}}}"#, "tensor \"w\": unknown dtype \"F33\""),
         (r#"{"tensors":{"w":{"dtype":"F32","shape":[-2]}}}"#, "shape[0] is -2"),
         (r#"{"tensors":{"w":{"dtype":"F32"}}}"#, "has no shape"),
         (r#"{"tensors":[]}"#, "must be"),
