@@ -338,7 +338,7 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
         let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loading = loader.start(synthetic.checkpoint.clone(), prepared);
+        let loading = loader.start(synthetic.checkpoint.clone(), prepared).unwrap();
         for name in ready {
             assert!(loading.wait(&name).unwrap().bytes().unwrap() == synthetic.expected[&name]);
         }
@@ -360,7 +360,7 @@ fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
             let loader = loader(Arc::new(LazyDevice::new(3)), tight(9), &synthetic);
             let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
             let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-            drop(loader.start(synthetic.checkpoint.clone(), prepared));
+            drop(loader.start(synthetic.checkpoint.clone(), prepared).unwrap());
         }
     });
 }
@@ -380,4 +380,30 @@ fn loaded_tensors_can_be_sent_and_shared() {
     fn check<T: Send + Sync>() {}
     check::<Loaded>();
     check::<vramp::tensor::Tensor>();
+}
+
+/// Panics at the first byte: a caller's bug, which must not leave anybody waiting.
+struct Panicking;
+
+impl Observer for Panicking {
+    fn planned(&self, _plan: &LoadPlan) {}
+
+    fn advanced(&self, _done: u64) {
+        panic!("an observer panics, as asked");
+    }
+}
+
+#[test]
+fn a_panic_on_the_loading_thread_wakes_those_who_wait_and_is_reported() {
+    watched(|| {
+        let synthetic = Synthetic::new(5, 2, 100_000, as_is);
+        let options = TransferOptions { observer: Some(Arc::new(Panicking)), ..TransferOptions::default() };
+        let loader = loader(Arc::new(LazyDevice::new(1)), options, &synthetic);
+        let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
+        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
+        let loading = loader.start(synthetic.checkpoint.clone(), prepared).unwrap();
+        let last = synthetic.expected.iter().rfind(|(_, bytes)| !bytes.is_empty()).unwrap().0;
+        assert!(loading.wait(last).is_err());
+        assert!(matches!(loading.finish().map(drop), Err(Error::Poisoned { .. })));
+    });
 }

@@ -263,7 +263,6 @@ impl Checkpoint {
 
     fn tie(&self, ties: &[Tie], picked: &mut [Selected]) -> Result<()> {
         let mut problems = Listed::new();
-        let mut unselected = BTreeSet::new();
         for tie in ties {
             let target = resolve(tie, ties);
             if picked.iter().any(|selected| selected.name.as_ref() == tie.alias) {
@@ -275,7 +274,8 @@ impl Checkpoint {
             match picked.iter_mut().find(is_target) {
                 Some(selected) if is_called(selected, &tie.alias) => {}
                 Some(selected) => selected.aliases.push(tie.alias.as_str().into()),
-                None if stored.is_some() => drop(unselected.insert(target)),
+                None if stored.is_some() => problems
+                    .push(|| format!("{} is to mean {}, which is not selected", quoted(&tie.alias), quoted(target))),
                 None => {
                     let near =
                         nearest::hint(target, self.stored_names()).map_or(String::new(), |near| format!(" ({near})"));

@@ -65,6 +65,15 @@ impl Loading {
     }
 }
 
+/// Wakes those who wait when the loading thread ends, however it ends.
+pub(super) struct Ending(pub(super) Arc<Readiness>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 impl Drop for Loading {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
@@ -98,7 +107,7 @@ impl Readiness {
         self.changed.notify_all();
     }
 
-    pub(super) fn end(&self) {
+    fn end(&self) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }

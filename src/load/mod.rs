@@ -18,7 +18,7 @@ use std::time::Instant;
 pub use loading::Loading;
 
 use files::{Files, open_same};
-use loading::Readiness;
+use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
 
@@ -189,7 +189,7 @@ type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQu
 /// let loaded = loader.load(&checkpoint, &prepared)?;
 /// assert_eq!(loaded.tensor("a")?.as_slice::<u8>()?, [1, 2, 3, 4]);
 ///
-/// let loading = loader.start(checkpoint, prepared); // again, on a thread of its own
+/// let loading = loader.start(checkpoint, prepared)?; // again, on a thread of its own
 /// let early = loading.wait("b")?; // there before the rest may be
 /// let (_loader, loaded) = loading.finish()?;
 /// assert_eq!(early.as_slice::<u8>()?, loaded.tensor("b")?.as_slice::<u8>()?);
@@ -260,16 +260,21 @@ impl Loader {
     }
 
     /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there.
-    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Loading {
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Result<Loading> {
         let readiness = Arc::new(Readiness::new(&prepared.plan));
-        let (cancel, shared) = (self.options.cancel.clone(), Arc::clone(&readiness));
-        let thread = std::thread::spawn(move || {
+        let (cancel, ending) = (self.options.cancel.clone(), Ending(Arc::clone(&readiness)));
+        let path = checkpoint.path().to_owned();
+        let work = move || {
             let mut loader = self;
-            let outcome = loader.carry_out(&checkpoint, &prepared, Some(&shared));
-            shared.end();
-            outcome.map(|loaded| (loader, loaded))
-        });
-        Loading { readiness, cancel, thread: Some(thread) }
+            let loaded = loader.carry_out(&checkpoint, &prepared, Some(&ending.0))?;
+            Ok((loader, loaded))
+        };
+        let thread = std::thread::Builder::new().name("vramp-load".to_owned()).spawn(work);
+        let thread = thread.map_err(|error| Error::io("start a thread to load", path, error))?;
+        Ok(Loading { readiness, cancel, thread: Some(thread) })
     }
 
     fn carry_out(
