@@ -18,6 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::bounded;
+
 use crate::checkpoint::{Checkpoint, OpenOptions, Selected, Selection, Shard};
 use crate::device::{CpuDevice, Device, InFlight, Piece, Region, Stream, Written};
 use crate::error::{Error, Result};
@@ -233,17 +235,18 @@ impl Loader {
         self.carry_out(checkpoint, prepared, None)
     }
 
-    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there.
+    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there. Where the
+    /// machine gives no thread, the load is over when this returns.
     pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Loading {
         let readiness = Arc::new(Readiness::new(&prepared.plan));
-        let (cancel, shared) = (self.options.cancel.clone(), Arc::clone(&readiness));
-        let thread = std::thread::spawn(move || {
+        let shared = Arc::clone(&readiness);
+        let work = move || {
+            let _ending = Ending(&shared);
             let mut loader = self;
-            let outcome = loader.carry_out(&checkpoint, &prepared, Some(&shared));
-            shared.end();
-            outcome.map(|loaded| (loader, loaded))
-        });
-        Loading { readiness, cancel, thread: Some(thread) }
+            let loaded = loader.carry_out(&checkpoint, &prepared, Some(&shared))?;
+            Ok((loader, loaded))
+        };
+        Loading { readiness, course: Some(Course::begin(work)) }
     }
 
     fn carry_out(
@@ -407,8 +410,31 @@ fn tensors(plan: &LoadPlan, written: &Written) -> Result<BTreeMap<Arc<str>, Tens
 /// A load under way. Dropping it cancels the load and waits for it to end.
 pub struct Loading {
     readiness: Arc<Readiness>,
-    cancel: Cancel,
-    thread: Option<JoinHandle<Result<(Loader, Loaded)>>>,
+    course: Option<Course>,
+}
+
+type Outcome = Result<(Loader, Loaded)>;
+
+/// Where a load that was started is.
+enum Course {
+    Running(JoinHandle<Outcome>),
+    Over(Box<Outcome>),
+}
+
+impl Course {
+    /// Does the work on a thread of its own, or here if there is none to be had.
+    fn begin<W: FnOnce() -> Outcome + Send + 'static>(work: W) -> Course {
+        // By a channel, so that the work is still here when the thread does not start.
+        let (hand_over, taken) = bounded::<W>(1);
+        let run = move || taken.recv().map_or(Err(Error::Poisoned { what: "a load without work" }), |work| work());
+        match std::thread::Builder::new().name("vramp-load".to_owned()).spawn(run) {
+            Ok(thread) => {
+                let _ = hand_over.send(work); // the thread waits for it
+                Course::Running(thread)
+            }
+            Err(_) => Course::Over(Box::new(work())),
+        }
+    }
 }
 
 /// Which tensors are there, for threads that wait for them.
@@ -418,6 +444,17 @@ struct Readiness {
     written: OnceLock<Written>,
     ended: Mutex<bool>,
     changed: Condvar,
+    /// Stops this load alone: the switch in the options may be another load's too.
+    abandoned: Cancel,
+}
+
+/// Tells those who wait that the load has ended, by whatever way it ends.
+struct Ending<'a>(&'a Readiness);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 impl Loading {
@@ -454,15 +491,17 @@ impl Loading {
     /// # Errors
     /// Whatever ended the load.
     pub fn finish(mut self) -> Result<(Loader, Loaded)> {
-        let thread = self.thread.take().ok_or(Error::Poisoned { what: "a load was finished twice" })?;
-        thread.join().unwrap_or(Err(Error::Poisoned { what: "the loading thread" }))
+        match self.course.take().ok_or(Error::Poisoned { what: "a load was finished twice" })? {
+            Course::Running(thread) => thread.join().unwrap_or(Err(Error::Poisoned { what: "the loading thread" })),
+            Course::Over(outcome) => *outcome,
+        }
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.cancel.cancel();
+        if let Some(Course::Running(thread)) = self.course.take() {
+            self.readiness.abandoned.cancel();
             let _ = thread.join();
         }
     }
@@ -479,6 +518,7 @@ impl Readiness {
             written: OnceLock::new(),
             ended: Mutex::new(false),
             changed: Condvar::new(),
+            abandoned: Cancel::new(),
         }
     }
 
@@ -633,7 +673,7 @@ impl<'a> Run<'a> {
     fn finish(mut self) -> Result<()> {
         loop {
             self.reap_uploads();
-            if self.error.is_none() && self.options.cancel.is_cancelled() {
+            if self.error.is_none() && self.is_cancelled() {
                 self.error = Some(Error::Cancelled);
             }
             self.submit_all();
@@ -649,6 +689,11 @@ impl<'a> Run<'a> {
         }
         self.meter.lanes = self.lanes.each_ref().map(|lane| lane.active.as_secs_f64());
         self.error.map_or(Ok(()), Err)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let abandoned = |readiness: &Readiness| readiness.abandoned.is_cancelled();
+        self.options.cancel.is_cancelled() || self.readiness.is_some_and(abandoned)
     }
 
     fn reading(&self) -> usize {
@@ -941,5 +986,30 @@ impl Meter {
         let through_cache = self.routes.buffered + self.routes.mapped;
         let was_cold = prepared.cache.resident_before < through_cache / 2;
         if self.lanes[DIRECT] >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Synthetic, watched};
+
+    #[test]
+    fn a_machine_that_gives_no_thread_loads_before_start_returns() {
+        watched(|| {
+            if !os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+                return; // a kernel without seccomp
+            }
+            let Synthetic { checkpoint, storage, expected } = Synthetic::new(5, 3, 300_000, |_, file| file);
+            let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
+            let loader = loader.with_storage(Arc::new(storage));
+            let selected = checkpoint.select(&Selection::default()).unwrap();
+            let prepared = loader.prepare(&checkpoint, &selected).unwrap();
+            let loading = loader.start(checkpoint, prepared);
+            for (name, bytes) in &expected {
+                assert!(loading.wait(name).unwrap().bytes().unwrap() == bytes.as_slice());
+            }
+            assert_eq!(loading.finish().unwrap().1.tensors().len(), expected.len());
+        });
     }
 }
