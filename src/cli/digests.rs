@@ -36,7 +36,8 @@ pub(crate) fn of<'a, T: Sync>(
     let threads = thread::available_parallelism().map_or(2, NonZero::get).min(items.len().max(1));
     thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(work);
+            // Where the machine gives no thread, those that are there do the work.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });

@@ -61,6 +61,7 @@ impl Device for CpuDevice {
 
 /// A stream whose copies run on threads of its own, which end with it.
 struct CopyStream {
+    /// `None` where the machine gave no thread at all: the uploader copies.
     jobs: Option<Sender<Job>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
@@ -84,16 +85,20 @@ impl CopyStream {
                 }
             }
         };
-        let threads = (0..threads).map(|_| thread::spawn(work(queue.clone()))).collect();
-        CopyStream { jobs: Some(jobs), threads }
+        let start = |_| thread::Builder::new().name("vramp-copy".to_owned()).spawn(work(queue.clone())).ok();
+        let threads: Vec<_> = (0..threads).filter_map(start).collect();
+        CopyStream { jobs: (!threads.is_empty()).then_some(jobs), threads }
     }
 }
 
 impl Stream for CopyStream {
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         let (done, receiver) = crossbeam_channel::bounded(1);
-        let jobs = self.jobs.as_ref().ok_or(Error::Poisoned { what: "the copy stream is closed" })?;
-        jobs.send(Job { buffer, pieces, done }).map_err(|_| Error::Poisoned { what: "a copy thread ended" })?;
+        let ended = |_| Error::Poisoned { what: "a copy thread ended" };
+        match &self.jobs {
+            Some(jobs) => jobs.send(Job { buffer, pieces, done }).map_err(ended)?,
+            None => drop(done.send(scatter(buffer, pieces))),
+        }
         Ok(Box::new(Copying { receiver }))
     }
 }
@@ -170,5 +175,20 @@ fn available_bytes() -> Option<u64> {
 impl From<CpuDevice> for Arc<dyn Device> {
     fn from(device: CpuDevice) -> Self {
         Arc::new(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{device_conformance, watched};
+
+    #[test]
+    fn a_machine_that_gives_no_thread_copies_all_the_same() {
+        watched(|| {
+            if crate::os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+                device_conformance(&CpuDevice::new());
+            }
+        });
     }
 }
