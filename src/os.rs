@@ -299,13 +299,23 @@ pub fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
 
+/// What the kernel says could be allocated without swapping, in bytes. `None` where it does not say.
+pub fn available_memory_bytes() -> Option<u64> {
+    bytes_in("/proc/meminfo", "MemAvailable:")
+}
+
 /// Memory of mapped files that is resident in this process now, in bytes.
 pub fn resident_file_bytes() -> Option<u64> {
     status_bytes("RssFile:")
 }
 
 fn status_bytes(field: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    bytes_in("/proc/self/status", field)
+}
+
+/// The number of KiB after `field` at the beginning of a line, in bytes.
+fn bytes_in(path: &str, field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }

@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::{Arena, Device, DeviceLimits, InFlight, Piece, Region, Stream, Upload};
 use crate::error::{Error, Result};
 use crate::host::HostBlock;
+use crate::os;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// Host memory.
@@ -26,9 +27,9 @@ impl CpuDevice {
     }
 
     /// The device, with every tensor on a multiple of `align` bytes (a power of two), at the price of a copy through
-    /// staging for tensors whose place in the file does not allow it.
+    /// staging for tensors whose place in the file does not allow it. Above 2 MiB it holds for distances, not for addresses.
     pub fn with_align(align: u64) -> CpuDevice {
-        CpuDevice { align: Some(align.next_power_of_two()) }
+        CpuDevice { align: Some(align.checked_next_power_of_two().unwrap_or(1 << 63)) }
     }
 }
 
@@ -43,11 +44,12 @@ impl Device for CpuDevice {
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
-        StagingPool::new(count, buffer_bytes).map_err(|_| out_of_memory(count as u64 * buffer_bytes as u64))
+        StagingPool::new(count, buffer_bytes)
+            .map_err(|_| out_of_memory((count as u64).saturating_mul(buffer_bytes as u64)))
     }
 
     fn alloc(&self, bytes: u64) -> Result<Arena> {
-        if let Some(available) = available_bytes().filter(|&available| available < bytes) {
+        if let Some(available) = os::available_memory_bytes().filter(|&available| available < bytes) {
             return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(available) });
         }
         let len = usize::try_from(bytes).map_err(|_| out_of_memory(bytes))?;
@@ -161,14 +163,7 @@ fn word(bytes: u64) -> Result<usize> {
 }
 
 fn out_of_memory(needed: u64) -> Error {
-    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: available_bytes() }
-}
-
-/// What the kernel says could be allocated without swapping. `None` where it does not say.
-fn available_bytes() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
 }
 
 /// The device behind a shared handle, as [`super::open`] gives it.
@@ -190,5 +185,15 @@ mod tests {
                 device_conformance(&CpuDevice::new());
             }
         });
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_errors() {
+        let device = CpuDevice::new();
+        assert!(matches!(device.staging(usize::MAX, usize::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(device.staging(usize::MAX, 0), Err(Error::OutOfMemory { .. })));
+        assert_eq!(CpuDevice::with_align(u64::MAX).limits().align, 1 << 63);
+        let piece = Piece { at: 0, run: 1 << 40, stride: 0, count: 1 << 40 };
+        assert_eq!(piece.len(), u64::MAX);
     }
 }
