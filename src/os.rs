@@ -299,15 +299,46 @@ pub fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
 
+/// What the kernel says could be allocated without swapping, in bytes. `None` where it does not say.
+pub fn available_memory_bytes() -> Option<u64> {
+    bytes_in("/proc/meminfo", "MemAvailable:")
+}
+
 /// Memory of mapped files that is resident in this process now, in bytes.
 pub fn resident_file_bytes() -> Option<u64> {
     status_bytes("RssFile:")
 }
 
 fn status_bytes(field: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    bytes_in("/proc/self/status", field)
+}
+
+/// The number of KiB after `field` at the beginning of a line, in bytes.
+fn bytes_in(path: &str, field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Has the kernel refuse these system calls to this thread, and to the threads that it starts, with the error `code`, as a
+/// sandbox does. For ever: call it on a thread of its own. Returns whether the kernel did it.
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the numbers of system calls and of errors are small
+pub(crate) fn refuse(calls: &[libc::c_long], code: libc::c_int) -> bool {
+    let (load, jump) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
+    let give = libc::BPF_RET | libc::BPF_K;
+    let statement = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut program = vec![statement(load, 0)];
+    for &call in calls {
+        program.push(libc::sock_filter { jf: 1, ..statement(jump, call as u32) });
+        program.push(statement(give, libc::SECCOMP_RET_ERRNO | code as u32));
+    }
+    program.push(statement(give, libc::SECCOMP_RET_ALLOW));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: takes numbers only.
+    let bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
+    // SAFETY: `filter` points to a whole program, which the kernel copies.
+    bound && unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) } == 0
 }
 
 #[cfg(test)]

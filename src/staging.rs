@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::host::HostBlock;
+use crate::os;
 
 /// A fixed set of equal buffers. Cloning the handle shares the set.
 #[derive(Debug, Clone)]
@@ -37,11 +38,18 @@ impl StagingPool {
     /// # Errors
     /// When the memory cannot be had.
     pub fn new(count: usize, buffer_bytes: usize) -> io::Result<StagingPool> {
-        let total = count.checked_mul(buffer_bytes).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let out_of_memory = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let total = count.checked_mul(buffer_bytes).ok_or_else(out_of_memory)?;
+        // Asked first: the kernel does not refuse to fill more memory than there is, it ends the process.
+        if os::available_memory_bytes().is_some_and(|available| available < total as u64) {
+            return Err(out_of_memory());
+        }
+        let mut free = Vec::new();
+        free.try_reserve_exact(count).map_err(|_| out_of_memory())?;
+        free.extend((0..count).rev());
         let block = HostBlock::new(total)?;
         block.populate(0..total);
-        let free = Mutex::new((0..count).rev().collect());
-        Ok(StagingPool { inner: Arc::new(Inner { block, buffer_bytes, count, free }) })
+        Ok(StagingPool { inner: Arc::new(Inner { block, buffer_bytes, count, free: Mutex::new(free) }) })
     }
 
     /// Takes a free buffer; `None` while all are held.
@@ -134,5 +142,6 @@ mod tests {
     fn a_pool_without_buffers_gives_none() {
         assert!(StagingPool::new(0, 1 << 20).unwrap().acquire().is_none());
         assert!(StagingPool::new(usize::MAX, 2).is_err());
+        assert!(StagingPool::new(usize::MAX, 0).is_err());
     }
 }

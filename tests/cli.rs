@@ -485,6 +485,30 @@ fn what_cannot_be_cancelled_ends_as_well() {
     }
 }
 
+/// `vramp ... 2>&1 | less` with a full screen: nobody reads the pipe, and the last words once waited for ever.
+#[test]
+fn an_interrupt_does_not_wait_for_a_pipe_that_nobody_reads() {
+    let folder = folder();
+    let names: Vec<String> = (0..20_000).map(|at| format!("tensor.number.{at}")).collect();
+    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+        names.iter().map(|name| (name.as_str(), "U8", &[1][..], &[1][..])).collect();
+    let path = folder.path().join("m.safetensors");
+    std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut vramp = command(&["inspect", path.to_str().unwrap(), "--json"]);
+    let mut child = vramp.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap();
+    reader.read_exact(&mut [0; 64]).unwrap(); // it writes; the pipe holds less than what it has to say
+    let sent = Instant::now();
+    signal(&child, "-INT");
+    let mut code = None;
+    until(|| {
+        code = child.try_wait().unwrap();
+        code.is_some() || sent.elapsed() > Duration::from_secs(10)
+    });
+    let _ = child.kill();
+    assert_eq!(code.and_then(|status| status.code()), Some(130));
+}
+
 fn demo_folders(inside: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(inside).unwrap().map(|entry| entry.unwrap().path()).collect()
 }

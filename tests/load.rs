@@ -338,7 +338,7 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
         let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loading = loader.start(synthetic.checkpoint.clone(), prepared).unwrap();
+        let loading = loader.start(synthetic.checkpoint.clone(), prepared);
         for name in ready {
             assert!(loading.wait(&name).unwrap().bytes().unwrap() == synthetic.expected[&name]);
         }
@@ -352,6 +352,52 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
     });
 }
 
+/// Dropping one load once threw the switch in its options, and with it every other load that had been given the same.
+#[test]
+fn dropping_a_load_leaves_the_switch_of_its_options_alone() {
+    watched(|| {
+        let synthetic = Synthetic::new(3, 2, 300_000, as_is);
+        let options = TransferOptions::default();
+        let first = loader(Arc::new(CpuDevice::new()), options.clone(), &synthetic);
+        let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
+        let prepared = first.prepare(&synthetic.checkpoint, &selected).unwrap();
+        drop(first.start(synthetic.checkpoint.clone(), prepared));
+        assert!(!options.cancel.is_cancelled());
+        assert_same(
+            &load_with(&mut loader(Arc::new(CpuDevice::new()), options, &synthetic), &synthetic).unwrap(),
+            &synthetic,
+            "",
+        );
+    });
+}
+
+/// Panics as soon as it is told anything.
+struct Clumsy;
+
+impl Observer for Clumsy {
+    fn planned(&self, _plan: &LoadPlan) {
+        std::panic::resume_unwind(Box::new("an observer's own bug"));
+    }
+
+    fn advanced(&self, _done: u64) {}
+}
+
+/// Whoever waited for a tensor of a load that ended by a panic once waited for ever.
+#[test]
+fn a_load_that_panics_ends_for_those_who_wait_for_it() {
+    watched(|| {
+        let synthetic = Synthetic::new(3, 2, 300_000, as_is);
+        let options = TransferOptions { observer: Some(Arc::new(Clumsy)), ..TransferOptions::default() };
+        let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
+        let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
+        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
+        let loading = loader.start(synthetic.checkpoint.clone(), prepared);
+        let (name, _) = synthetic.expected.iter().find(|(_, bytes)| !bytes.is_empty()).unwrap();
+        assert!(matches!(loading.wait(name), Err(Error::Cancelled)));
+        assert!(matches!(loading.finish(), Err(Error::Poisoned { .. })));
+    });
+}
+
 #[test]
 fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
     watched(|| {
@@ -360,7 +406,7 @@ fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
             let loader = loader(Arc::new(LazyDevice::new(3)), tight(9), &synthetic);
             let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
             let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-            drop(loader.start(synthetic.checkpoint.clone(), prepared).unwrap());
+            drop(loader.start(synthetic.checkpoint.clone(), prepared));
         }
     });
 }
@@ -380,30 +426,4 @@ fn loaded_tensors_can_be_sent_and_shared() {
     fn check<T: Send + Sync>() {}
     check::<Loaded>();
     check::<vramp::tensor::Tensor>();
-}
-
-/// Panics at the first byte: a caller's bug, which must not leave anybody waiting.
-struct Panicking;
-
-impl Observer for Panicking {
-    fn planned(&self, _plan: &LoadPlan) {}
-
-    fn advanced(&self, _done: u64) {
-        panic!("an observer panics, as asked");
-    }
-}
-
-#[test]
-fn a_panic_on_the_loading_thread_wakes_those_who_wait_and_is_reported() {
-    watched(|| {
-        let synthetic = Synthetic::new(5, 2, 100_000, as_is);
-        let options = TransferOptions { observer: Some(Arc::new(Panicking)), ..TransferOptions::default() };
-        let loader = loader(Arc::new(LazyDevice::new(1)), options, &synthetic);
-        let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loading = loader.start(synthetic.checkpoint.clone(), prepared).unwrap();
-        let last = synthetic.expected.iter().rfind(|(_, bytes)| !bytes.is_empty()).unwrap().0;
-        assert!(loading.wait(last).is_err());
-        assert!(matches!(loading.finish().map(drop), Err(Error::Poisoned { .. })));
-    });
 }

@@ -5,7 +5,7 @@
 //! these ways. The signals arrive on an ordinary thread, so ordinary code may run.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ use super::output::{Failure, Output};
 
 /// How long the polite way may take.
 const PATIENCE: Duration = Duration::from_millis(800);
+
+/// How long saying so may take.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 const INTERRUPTED: i32 = 130;
 
@@ -61,8 +64,8 @@ impl Interrupt {
             thread::sleep(PATIENCE);
             watchdog.end(output);
         };
-        if thread::Builder::new().spawn(watch).is_err() {
-            self.end(output);
+        if thread::Builder::new().spawn(watch.clone()).is_err() {
+            watch();
         }
     }
 
@@ -71,7 +74,15 @@ impl Interrupt {
             // Once more, in case a file was made in it meanwhile.
             let _ = std::fs::remove_dir_all(&folder).or_else(|_| std::fs::remove_dir_all(&folder));
         }
-        output.failure(&Error::Cancelled.into());
+        let (said, heard) = mpsc::channel();
+        let say = move || {
+            output.failure(&Error::Cancelled.into());
+            let _ = said.send(());
+        };
+        // Stderr may be a full pipe that nobody reads.
+        if thread::Builder::new().spawn(say).is_ok() {
+            let _ = heard.recv_timeout(LAST_WORDS);
+        }
         std::process::exit(INTERRUPTED)
     }
 }

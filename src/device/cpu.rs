@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::{Arena, Device, DeviceLimits, InFlight, Piece, Region, Stream, Upload};
 use crate::error::{Error, Result};
 use crate::host::HostBlock;
+use crate::os;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// Host memory.
@@ -26,9 +27,9 @@ impl CpuDevice {
     }
 
     /// The device, with every tensor on a multiple of `align` bytes (a power of two), at the price of a copy through
-    /// staging for tensors whose place in the file does not allow it.
+    /// staging for tensors whose place in the file does not allow it. Above 2 MiB it holds for distances, not for addresses.
     pub fn with_align(align: u64) -> CpuDevice {
-        CpuDevice { align: Some(align.next_power_of_two()) }
+        CpuDevice { align: Some(align.checked_next_power_of_two().unwrap_or(1 << 63)) }
     }
 }
 
@@ -43,11 +44,12 @@ impl Device for CpuDevice {
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
-        StagingPool::new(count, buffer_bytes).map_err(|_| out_of_memory(count as u64 * buffer_bytes as u64))
+        StagingPool::new(count, buffer_bytes)
+            .map_err(|_| out_of_memory((count as u64).saturating_mul(buffer_bytes as u64)))
     }
 
     fn alloc(&self, bytes: u64) -> Result<Arena> {
-        if let Some(available) = available_bytes().filter(|&available| available < bytes) {
+        if let Some(available) = os::available_memory_bytes().filter(|&available| available < bytes) {
             return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(available) });
         }
         let len = usize::try_from(bytes).map_err(|_| out_of_memory(bytes))?;
@@ -55,12 +57,13 @@ impl Device for CpuDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))?))
+        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))))
     }
 }
 
 /// A stream whose copies run on threads of its own, which end with it.
 struct CopyStream {
+    /// `None` where the machine gave no thread at all: the uploader copies.
     jobs: Option<Sender<Job>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
@@ -74,8 +77,7 @@ struct Job {
 type Finished = Result<(StagingBuffer, Vec<Region>)>;
 
 impl CopyStream {
-    /// A stream with up to `threads` threads: fewer, but one at least, where the system gives no more.
-    fn new(threads: usize) -> Result<CopyStream> {
+    fn new(threads: usize) -> CopyStream {
         let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
         let work = |queue: Receiver<Job>| {
             move || {
@@ -85,23 +87,20 @@ impl CopyStream {
                 }
             }
         };
-        let mut stream = CopyStream { jobs: Some(jobs), threads: Vec::with_capacity(threads) };
-        for _ in 0..threads {
-            match thread::Builder::new().spawn(work(queue.clone())) {
-                Ok(thread) => stream.threads.push(thread),
-                Err(_) if !stream.threads.is_empty() => break,
-                Err(error) => return Err(no_thread(&error)),
-            }
-        }
-        Ok(stream)
+        let start = |_| thread::Builder::new().name("vramp-copy".to_owned()).spawn(work(queue.clone())).ok();
+        let threads: Vec<_> = (0..threads).filter_map(start).collect();
+        CopyStream { jobs: (!threads.is_empty()).then_some(jobs), threads }
     }
 }
 
 impl Stream for CopyStream {
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         let (done, receiver) = crossbeam_channel::bounded(1);
-        let jobs = self.jobs.as_ref().ok_or(Error::Poisoned { what: "the copy stream is closed" })?;
-        jobs.send(Job { buffer, pieces, done }).map_err(|_| Error::Poisoned { what: "a copy thread ended" })?;
+        let ended = |_| Error::Poisoned { what: "a copy thread ended" };
+        match &self.jobs {
+            Some(jobs) => jobs.send(Job { buffer, pieces, done }).map_err(ended)?,
+            None => drop(done.send(scatter(buffer, pieces))),
+        }
         Ok(Box::new(Copying { receiver }))
     }
 }
@@ -113,10 +112,6 @@ impl Drop for CopyStream {
             let _ = thread.join();
         }
     }
-}
-
-fn no_thread(error: &std::io::Error) -> Error {
-    Error::Device { device: "cpu".to_owned(), op: "starting a copy thread", message: error.to_string() }
 }
 
 struct Copying {
@@ -168,19 +163,37 @@ fn word(bytes: u64) -> Result<usize> {
 }
 
 fn out_of_memory(needed: u64) -> Error {
-    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: available_bytes() }
-}
-
-/// What the kernel says could be allocated without swapping. `None` where it does not say.
-fn available_bytes() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
 }
 
 /// The device behind a shared handle, as [`super::open`] gives it.
 impl From<CpuDevice> for Arc<dyn Device> {
     fn from(device: CpuDevice) -> Self {
         Arc::new(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{device_conformance, watched};
+
+    #[test]
+    fn a_machine_that_gives_no_thread_copies_all_the_same() {
+        watched(|| {
+            if crate::os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+                device_conformance(&CpuDevice::new());
+            }
+        });
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_errors() {
+        let device = CpuDevice::new();
+        assert!(matches!(device.staging(usize::MAX, usize::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(device.staging(usize::MAX, 0), Err(Error::OutOfMemory { .. })));
+        assert_eq!(CpuDevice::with_align(u64::MAX).limits().align, 1 << 63);
+        let piece = Piece { at: 0, run: 1 << 40, stride: 0, count: 1 << 40 };
+        assert_eq!(piece.len(), u64::MAX);
     }
 }

@@ -85,7 +85,7 @@ impl Piece {
 
     /// Bytes it puts into the region.
     pub fn len(&self) -> u64 {
-        self.run * self.count
+        self.run.saturating_mul(self.count)
     }
 
     /// Whether it puts nothing.

@@ -32,7 +32,7 @@ impl Device for NullDevice {
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
         StagingPool::new(count, buffer_bytes).map_err(|_| Error::OutOfMemory {
             device: self.name(),
-            needed: count as u64 * buffer_bytes as u64,
+            needed: (count as u64).saturating_mul(buffer_bytes as u64),
             free: None,
         })
     }

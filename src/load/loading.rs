@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
+use crossbeam_channel::bounded;
+
 use super::{Cancel, Loaded, Loader, not_loaded};
 use crate::device::Written;
 use crate::error::{Error, Result};
@@ -12,9 +14,32 @@ use crate::tensor::Tensor;
 
 /// A load under way. Dropping it cancels the load and waits for it to end.
 pub struct Loading {
-    pub(super) readiness: Arc<Readiness>,
-    pub(super) cancel: Cancel,
-    pub(super) thread: Option<JoinHandle<Result<(Loader, Loaded)>>>,
+    readiness: Arc<Readiness>,
+    course: Option<Course>,
+}
+
+type Outcome = Result<(Loader, Loaded)>;
+
+/// Where a load that was started is.
+enum Course {
+    Running(JoinHandle<Outcome>),
+    Over(Box<Outcome>),
+}
+
+impl Course {
+    /// Does the work on a thread of its own, or here if there is none to be had.
+    fn begin<W: FnOnce() -> Outcome + Send + 'static>(work: W) -> Course {
+        // By a channel, so that the work is still here when the thread does not start.
+        let (hand_over, taken) = bounded::<W>(1);
+        let run = move || taken.recv().map_or(Err(Error::Poisoned { what: "a load without work" }), |work| work());
+        match std::thread::Builder::new().name("vramp-load".to_owned()).spawn(run) {
+            Ok(thread) => {
+                let _ = hand_over.send(work); // the thread waits for it
+                Course::Running(thread)
+            }
+            Err(_) => Course::Over(Box::new(work())),
+        }
+    }
 }
 
 /// Which tensors are there, for threads that wait for them.
@@ -24,9 +49,19 @@ pub(super) struct Readiness {
     written: OnceLock<Written>,
     ended: Mutex<bool>,
     changed: Condvar,
+    /// Stops this load alone: the switch in the options may be another load's too.
+    pub(super) abandoned: Cancel,
 }
 
 impl Loading {
+    /// A load that does `work`, now.
+    pub(super) fn begin(
+        readiness: Arc<Readiness>,
+        work: impl FnOnce() -> Result<(Loader, Loaded)> + Send + 'static,
+    ) -> Loading {
+        Loading { readiness, course: Some(Course::begin(work)) }
+    }
+
     /// Waits until the bytes of one tensor are there. The rest of the load goes on.
     ///
     /// The tensor is provisional until [`Loading::finish`] succeeds: a file that changed is found out at the end of its shard.
@@ -60,15 +95,17 @@ impl Loading {
     /// # Errors
     /// Whatever ended the load.
     pub fn finish(mut self) -> Result<(Loader, Loaded)> {
-        let thread = self.thread.take().ok_or(Error::Poisoned { what: "a load was finished twice" })?;
-        thread.join().unwrap_or(Err(Error::Poisoned { what: "the loading thread" }))
+        match self.course.take().ok_or(Error::Poisoned { what: "a load was finished twice" })? {
+            Course::Running(thread) => thread.join().unwrap_or(Err(Error::Poisoned { what: "the loading thread" })),
+            Course::Over(outcome) => *outcome,
+        }
     }
 }
 
-/// Wakes those who wait when the loading thread ends, however it ends.
-pub(super) struct Ending(pub(super) Arc<Readiness>);
+/// Tells those who wait that the load has ended, by whatever way it ends.
+pub(super) struct Ending<'a>(pub(super) &'a Readiness);
 
-impl Drop for Ending {
+impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -76,8 +113,8 @@ impl Drop for Ending {
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.cancel.cancel();
+        if let Some(Course::Running(thread)) = self.course.take() {
+            self.readiness.abandoned.cancel();
             let _ = thread.join();
         }
     }
@@ -94,6 +131,7 @@ impl Readiness {
             written: OnceLock::new(),
             ended: Mutex::new(false),
             changed: Condvar::new(),
+            abandoned: Cancel::new(),
         }
     }
 

@@ -189,7 +189,7 @@ type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQu
 /// let loaded = loader.load(&checkpoint, &prepared)?;
 /// assert_eq!(loaded.tensor("a")?.as_slice::<u8>()?, [1, 2, 3, 4]);
 ///
-/// let loading = loader.start(checkpoint, prepared)?; // again, on a thread of its own
+/// let loading = loader.start(checkpoint, prepared); // again, on a thread of its own
 /// let early = loading.wait("b")?; // there before the rest may be
 /// let (_loader, loaded) = loading.finish()?;
 /// assert_eq!(early.as_slice::<u8>()?, loaded.tensor("b")?.as_slice::<u8>()?);
@@ -259,22 +259,18 @@ impl Loader {
         self.carry_out(checkpoint, prepared, None)
     }
 
-    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there.
-    ///
-    /// # Errors
-    /// When the system gives no thread.
-    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Result<Loading> {
+    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there. Where the
+    /// machine gives no thread, the load is over when this returns.
+    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Loading {
         let readiness = Arc::new(Readiness::new(&prepared.plan));
-        let (cancel, ending) = (self.options.cancel.clone(), Ending(Arc::clone(&readiness)));
-        let path = checkpoint.path().to_owned();
+        let shared = Arc::clone(&readiness);
         let work = move || {
+            let _ending = Ending(&shared);
             let mut loader = self;
-            let loaded = loader.carry_out(&checkpoint, &prepared, Some(&ending.0))?;
+            let loaded = loader.carry_out(&checkpoint, &prepared, Some(&shared))?;
             Ok((loader, loaded))
         };
-        let thread = std::thread::Builder::new().name("vramp-load".to_owned()).spawn(work);
-        let thread = thread.map_err(|error| Error::io("start a thread to load", path, error))?;
-        Ok(Loading { readiness, cancel, thread: Some(thread) })
+        Loading::begin(readiness, work)
     }
 
     fn carry_out(
@@ -416,4 +412,29 @@ fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
     }
     tensors.sort_by(|a, b| a.name().cmp(b.name())); // nearly sorted already: the selection is
     Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Synthetic, watched};
+
+    #[test]
+    fn a_machine_that_gives_no_thread_loads_before_start_returns() {
+        watched(|| {
+            if !os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+                return; // a kernel without seccomp
+            }
+            let Synthetic { checkpoint, storage, expected } = Synthetic::new(5, 3, 300_000, |_, file| file);
+            let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
+            let loader = loader.with_storage(Arc::new(storage));
+            let selected = checkpoint.select(&Selection::default()).unwrap();
+            let prepared = loader.prepare(&checkpoint, &selected).unwrap();
+            let loading = loader.start(checkpoint, prepared);
+            for (name, bytes) in &expected {
+                assert!(loading.wait(name).unwrap().bytes().unwrap() == bytes.as_slice());
+            }
+            assert_eq!(loading.finish().unwrap().1.tensors().len(), expected.len());
+        });
+    }
 }

@@ -96,7 +96,7 @@ impl<'a> Run<'a> {
     pub(super) fn finish(mut self) -> Result<()> {
         loop {
             self.reap_uploads();
-            if self.error.is_none() && self.options.cancel.is_cancelled() {
+            if self.error.is_none() && self.is_cancelled() {
                 self.error = Some(Error::Cancelled);
             }
             self.submit_all();
@@ -112,6 +112,11 @@ impl<'a> Run<'a> {
         }
         self.meter.lanes = self.lanes.each_ref().map(|lane| lane.active.as_secs_f64());
         self.error.map_or(Ok(()), Err)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let abandoned = |readiness: &Readiness| readiness.abandoned.is_cancelled();
+        self.options.cancel.is_cancelled() || self.readiness.is_some_and(abandoned)
     }
 
     fn reading(&self) -> usize {

@@ -12,6 +12,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
@@ -95,7 +96,8 @@ impl MappedFile {
     /// # Safety
     /// While the slice lives nobody changes, truncates or overwrites the file, neither in this process nor in another.
     /// (If it is truncated all the same, this process reads zeros and [`MappedFile::check`] says so; the slice's contents
-    /// have then changed under a shared reference, which is undefined behaviour.)
+    /// have then changed under a shared reference, which is undefined behaviour. A thread that blocks `SIGBUS` ends the
+    /// process there.)
     pub unsafe fn bytes(&self) -> &[u8] {
         let Some(map) = &self.map else { return &[] };
         // SAFETY: the mapping is `map.len()` readable bytes and lives as long as `self`; the caller promises that they
@@ -151,10 +153,15 @@ impl MappedFile {
         let Some(map) = &self.map else { return };
         // SAFETY: `demand_inside` checked that start + target.len() does not pass the end of the mapping.
         let from = unsafe { map.as_ptr().add(start) };
+        // A fault whose signal this thread blocks, as threads of servers do, would end the process.
+        let was_blocked = mask(libc::SIG_UNBLOCK).unwrap_or(false);
         // SAFETY: both ranges are whole and do not overlap (`target` is borrowed mutably, the mapping is nobody's slice).
         // Bytes that another process writes meanwhile are copied in some state or other; a page that has gone makes the
         // guard put zeros there.
         unsafe { std::ptr::copy_nonoverlapping(from, target.as_mut_ptr(), target.len()) };
+        if was_blocked {
+            let _ = mask(libc::SIG_BLOCK);
+        }
         self.let_go(start, target.len());
     }
 
@@ -276,10 +283,12 @@ impl Slot {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn covers(&self, address: usize) -> bool {
+    /// The guarded range, if the address lies in it.
+    fn range_around(&self, address: usize) -> Option<Range<usize>> {
         let version = self.version.load(Ordering::SeqCst);
         let range = self.start.load(Ordering::SeqCst)..self.end.load(Ordering::SeqCst);
-        version.is_multiple_of(2) && range.contains(&address) && self.version.load(Ordering::SeqCst) == version
+        let stable = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
+        (stable && range.contains(&address)).then_some(range)
     }
 }
 
@@ -339,6 +348,23 @@ fn disposition(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     Ok(unsafe { old.assume_init() })
 }
 
+/// Blocks SIGBUS on this thread, or lets it through (`SIG_BLOCK`, `SIG_UNBLOCK`); returns whether it was blocked before.
+fn mask(how: libc::c_int) -> io::Result<bool> {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: `set` is a whole signal set.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: the call above has made `set` an empty set.
+    unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGBUS) };
+    let mut old = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: `set` is filled, and `old` is a whole signal set.
+    let code = unsafe { libc::pthread_sigmask(how, set.as_ptr(), old.as_mut_ptr()) };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code));
+    }
+    // SAFETY: filled by the call that succeeded.
+    Ok(unsafe { libc::sigismember(old.as_ptr(), libc::SIGBUS) } == 1)
+}
+
 /// The handler. Async-signal-safe: atomics and system calls only; `errno` is as it was afterwards.
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the location of this thread's errno, always valid.
@@ -363,16 +389,25 @@ fn is_handled(info: *mut libc::siginfo_t) -> bool {
     // SAFETY: a fault's siginfo carries the address.
     let address = unsafe { info.si_addr() } as usize;
     let used = USED.load(Ordering::SeqCst).min(SLOTS);
-    let Some(slot) = TABLE[..used].iter().find(|slot| slot.covers(address)) else { return false };
+    let found = TABLE[..used].iter().find_map(|slot| slot.range_around(address).map(|range| (slot, range)));
+    let Some((slot, range)) = found else { return false };
     // Marked before the zeros can be seen: see `Guard::has_failed`.
     slot.failed.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     let page = PAGE.load(Ordering::SeqCst);
-    let start = (address & !(page - 1)) as *mut libc::c_void;
+    let start = address & !(page - 1);
+    // Each page of zeros may cost the process up to two mappings more, and the kernel limits them. All of a mapping that
+    // has failed can be zeros, which costs none.
+    lay_zeros(start..start + page) || lay_zeros(range)
+}
+
+/// Puts zeros in the place of whole pages of one guarded mapping. Async-signal-safe.
+fn lay_zeros(range: Range<usize>) -> bool {
     let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: the page lies inside a mapping of a MappedFile that is alive (the faulting thread borrows it), which nobody
+    let start = range.start as *mut libc::c_void;
+    // SAFETY: the pages lie inside a mapping of a MappedFile that is alive (the faulting thread borrows it), which nobody
     // holds slices of, except under the contract of `bytes`.
-    let zeros = unsafe { libc::mmap(start, page, libc::PROT_READ, flags, -1, 0) };
+    let zeros = unsafe { libc::mmap(start, range.len(), libc::PROT_READ, flags, -1, 0) };
     zeros != libc::MAP_FAILED
 }
 
@@ -652,6 +687,56 @@ mod tests {
                 assert_eq!(status.signal(), Some(libc::SIGBUS), "{case}: it dies as it would without us");
             }
         });
+    }
+
+    /// A server that takes its signals on one thread blocks them on all others.
+    #[test]
+    fn child_copies_on_a_thread_that_blocks_the_signal() {
+        if std::env::var(CHILD).is_err() {
+            return;
+        }
+        let (_folder, path) = write(&[1; 4096]);
+        let mapped = map(&path);
+        mask(libc::SIG_BLOCK).unwrap();
+        fault_in(&mapped, &path);
+        assert!(mask(libc::SIG_BLOCK).unwrap(), "it is blocked again");
+        mask(libc::SIG_UNBLOCK).unwrap();
+        mapped.copy_window(0, &mut [0]);
+        assert!(!mask(libc::SIG_BLOCK).unwrap(), "what was not blocked is not blocked afterwards");
+    }
+
+    #[test]
+    fn a_copy_survives_on_a_thread_that_blocks_the_signal() {
+        let status = watched(|| in_child("child_copies_on_a_thread_that_blocks_the_signal", "yes"));
+        assert!(status.success(), "{status}");
+    }
+
+    /// Each page of zeros between two pages of the file is a mapping more, and the kernel allows 65,530 of them by default.
+    #[test]
+    fn child_touches_every_second_page_of_a_large_file_that_was_emptied() {
+        if std::env::var(CHILD).is_err() {
+            return;
+        }
+        let page = os::page_bytes();
+        let len = 160_000 * page;
+        let (_folder, path) = write(b"");
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(len as u64).unwrap();
+        let mapped = map(&path);
+        file.set_len(0).unwrap();
+        let start = mapped.map.as_ref().unwrap().as_ptr();
+        for at in (0..len).step_by(2 * page) {
+            // SAFETY: one readable byte of the mapping, or a fault, which is the point.
+            assert_eq!(unsafe { start.wrapping_add(at).read_volatile() }, 0);
+        }
+        assert!(mapped.check().is_err());
+    }
+
+    #[test]
+    fn any_number_of_pages_may_be_gone() {
+        let test = "child_touches_every_second_page_of_a_large_file_that_was_emptied";
+        let status = watched(move || in_child(test, "yes"));
+        assert!(status.success(), "{status}");
     }
 
     #[test]

@@ -526,6 +526,22 @@ mod tests {
         });
     }
 
+    /// A sandbox once let a ring be set up and never entered: the load waited for it for ever.
+    #[test]
+    fn a_ring_that_may_not_be_entered_is_noted_and_replaced() {
+        watched(|| {
+            let (_folder, file, bytes) = local(100_000);
+            if !crate::os::refuse(&[libc::SYS_io_uring_enter], libc::EPERM) {
+                return; // a kernel without seccomp
+            }
+            let notes = Fallbacks::default();
+            let make = |pool: &StagingPool| queue(&options(Engine::Ring), Some(pool), &notes);
+            assert_eq!(make(&StagingPool::new(1, 4096).unwrap()).engine(), "threads");
+            queue_conformance(&make, &file.source(Route::Direct), &bytes);
+            assert!(notes.list().iter().any(|note| note.what == "io_uring" && note.why.contains("sandbox")));
+        });
+    }
+
     #[test]
     fn a_refused_ring_or_registration_is_noted_and_replaced() {
         watched(|| {

@@ -144,7 +144,8 @@ impl Server {
     fn new(setup: &Setup, wake: Arc<File>, spill: Arc<Lane>, outlet: Outlet) -> io::Result<Server> {
         // Each flight has at most one entry, and the poll one more.
         let entries = u32::try_from(setup.depth + 1).unwrap_or(257).next_power_of_two();
-        let ring = build(entries)?;
+        let mut ring = build(entries)?;
+        try_out(&mut ring)?;
         let registered = setup.pool.as_ref().and_then(|pool| match register(&ring, pool) {
             Ok(()) => Some(pool.clone()),
             Err(error) => {
@@ -388,6 +389,21 @@ fn build(entries: u32) -> io::Result<IoUring> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::new(entries),
         result => result,
     }
+}
+
+/// Has the ring do nothing, once: a sandbox may let a ring be set up and never be entered, and once targets are given to a
+/// ring there is no way on without the kernel's answer.
+fn try_out(ring: &mut IoUring) -> io::Result<()> {
+    let nothing = opcode::Nop::new().build();
+    // SAFETY: a no-op refers to no memory.
+    unsafe { ring.submission().push(&nothing) }.map_err(io::Error::other)?;
+    while let Err(error) = ring.submit_and_wait(1) {
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    ring.completion().for_each(drop);
+    Ok(())
 }
 
 /// Pins the pool's buffers once, under their own indices.
