@@ -4,7 +4,8 @@
 //! The price is a contract. The bytes are the file's, now: whoever writes to the file changes the tensors. Therefore safe
 //! code gets copies ([`MappedTensor::copy_to`]) or, where the kernel guarantees that nobody can write (a sealed `memfd`),
 //! slices; any other slice is `unsafe` and the caller's word that the file stays as it is. A file that shrinks never ends in
-//! a signal: the touch reads zeros and [`MappedTensor::check`] says so. Loads that own their memory are `load`.
+//! a signal: the touch reads zeros and [`MappedTensor::check`] says so (a touch of a slice, only on a thread that does not
+//! block `SIGBUS`). Loads that own their memory are `load`.
 #![allow(unsafe_code)] // passes on the promise of the caller, or of the kernel's seals
 
 use std::collections::BTreeMap;
