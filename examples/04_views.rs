@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Without a copy, on our word that nobody writes to the file meanwhile.
     // SAFETY: this program was given the file to look at; who runs it keeps it as it is.
     let bytes = unsafe { tensor.bytes() };
-    println!("{} bytes at {:p}, route view: {} bytes", bytes.len(), bytes, mapped.report.routes.view);
+    println!("{} bytes at {:p}, route view: {} bytes", bytes.len(), bytes.as_ptr(), mapped.report.routes.view);
     tensor.check()?;
     Ok(())
 }

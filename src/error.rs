@@ -15,7 +15,9 @@ pub use crate::fault::{Fault, Listed};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, and where.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` prints what a person should read, causes included, so that `fn main() -> Result<_, Box<dyn Error>>` does.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused an operation on a file.
@@ -108,7 +110,11 @@ pub enum Error {
         message: String,
     },
     /// A device has too little memory left for the load.
-    #[error("device {device}: out of memory: {needed} bytes needed, {} free", Free(free))]
+    #[error(
+        "device {device}: out of memory: {} needed, {} free; load less (a selection, a slice, one rank's part), or elsewhere",
+        Size(Some(*needed)),
+        Size(*free)
+    )]
     OutOfMemory {
         /// The device, as `cpu`, `null` or `cuda:0`.
         device: String,
@@ -243,14 +249,28 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-/// A number of free bytes, or `an unknown number`.
-struct Free<'a>(&'a Option<u64>);
+/// A number of bytes, exactly and in GB, or that it is not known.
+struct Size(Option<u64>);
 
-impl fmt::Display for Free<'_> {
+impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(free) => write!(f, "{free}"),
+            Some(bytes) => {
+                write!(f, "{bytes} bytes ({}.{:02} GB)", bytes / 1_000_000_000, bytes % 1_000_000_000 / 10_000_000)
+            }
             None => f.write_str("an unknown number"),
         }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }

@@ -30,7 +30,7 @@ pub struct Estimate {
 }
 
 /// Links that people name, with the bandwidth that well-made software reaches on them (not the number on the box).
-/// `docs/benchmarking.md` gives the source of each figure.
+/// `docs/benchmarking.md` says where each figure comes from.
 pub const NAMED_LINKS: &[(&str, f64)] = &[
     ("pcie3x16", 12.3e9),
     ("pcie4x16", 25.0e9),

@@ -78,6 +78,11 @@ impl ShardFacts {
         let cached = Limits { align: 1, memory_align: 1, max_read: 1, gap: 0, depth: 1 };
         ShardFacts { bytes, residency: Residency::none(bytes), direct: None, cached, mappable: false }
     }
+
+    /// Whether anything may be read from the file.
+    pub fn is_used(&self) -> bool {
+        self.cached.max_read > 1
+    }
 }
 
 /// Which way the bytes shall go.

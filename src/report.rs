@@ -51,7 +51,8 @@ pub struct Report {
 /// T = S / B with the B of the limiting stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bound {
-    /// B in bytes per second: the best rate that the limiting stage kept up over a window of this load.
+    /// B in bytes per second: the best rate that this load kept up over a quarter of its bytes (of a load below 256 MiB: the
+    /// rate from its first read to its last). What the machine could do beyond that, only a measurement of its own tells.
     pub bandwidth: f64,
     /// The limiting stage.
     pub bound_by: Stage,
@@ -70,7 +71,11 @@ pub enum Stage {
     PageCache,
     /// Copies from staging buffers to the device.
     Upload,
-    /// Opening, planning and allocating: the load is too small for bandwidth to matter.
+    /// Reading headers and the index.
+    Headers,
+    /// Selecting and planning.
+    Planning,
+    /// Reserving memory, or nothing at all: the load is too small for bandwidth to matter.
     SetUp,
     /// The loop's own work.
     Bookkeeping,
@@ -148,10 +153,11 @@ pub struct Staging {
 
 /// Finds the best rate over windows of a load: (seconds since the start, bytes so far), in order of time.
 ///
-/// The window is an eighth of the bytes, at least `min_window_bytes`. `None` if there are not two samples that far apart.
+/// The window is a quarter of the bytes, at least `min_window_bytes`: long enough that a burst is not taken for a rate. `None`
+/// if there are not two samples that far apart.
 pub fn best_rate(samples: &[(f64, u64)], min_window_bytes: u64) -> Option<f64> {
     let total = samples.last()?.1;
-    let window = (total / 8).max(min_window_bytes);
+    let window = (total / 4).max(min_window_bytes);
     let mut first = 0;
     let mut best: Option<f64> = None;
     for &(time, bytes) in samples {

@@ -60,7 +60,7 @@ pub struct DeviceLimits {
 }
 
 /// Staging for devices that take bytes as fast as a core copies them: all buffers together fit in a processor's cache, so
-/// that bytes out of the page cache need not travel to memory and back (measured 37 against 21 GB/s with 64 MiB).
+/// that bytes out of the page cache need not travel to memory and back (measured 34 against 21 GB/s with 64 MiB).
 const CACHED_STAGING: (usize, usize) = (8, 2 << 20);
 
 /// One run of equal pieces inside a staging buffer, packed one after the other into a region:

@@ -14,7 +14,7 @@ pub(super) const DIRECT: usize = 0;
 pub(super) const CACHED: usize = 1;
 
 /// Bytes over which the best rate of a load is looked for, at least.
-const RATE_WINDOW_BYTES: u64 = 64 << 20;
+const RATE_WINDOW_BYTES: u64 = 256 << 20;
 
 /// Counts and times of one load.
 pub(super) struct Meter {
@@ -132,7 +132,12 @@ impl Meter {
         let stages = &self.stages;
         let set_up = stages.open.seconds + stages.plan.seconds + stages.allocate.seconds;
         if set_up > seconds / 2.0 {
-            return Stage::SetUp;
+            let parts = [
+                (Stage::Headers, stages.open.seconds),
+                (Stage::Planning, stages.plan.seconds),
+                (Stage::SetUp, stages.allocate.seconds),
+            ];
+            return parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Stage::SetUp, |part| part.0);
         }
         if stages.bookkeeping.seconds > seconds / 2.0 {
             return Stage::Bookkeeping;

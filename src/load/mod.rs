@@ -241,8 +241,9 @@ impl Loader {
         let started = Instant::now();
         let wanted = wanted(checkpoint, selected)?;
         let (facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
-        let resident_before = facts.iter().map(|facts| facts.residency.resident_bytes()).sum();
-        let file_bytes = facts.iter().map(|facts| facts.bytes).sum();
+        let used = || facts.iter().filter(|facts| facts.is_used());
+        let resident_before = used().map(|facts| facts.residency.resident_bytes()).sum();
+        let file_bytes = used().map(|facts| facts.bytes).sum();
         let buffer_bytes = self.staging_shape().bytes as u64;
         let options = PlanOptions { route: self.options.route, buffer_bytes };
         let plan = plan::plan(&wanted, &facts, self.device.limits(), options)?;
