@@ -316,7 +316,7 @@ pub(crate) struct EstimateArgs {
     #[arg(value_name = "PATH", required_unless_present = "parameters", conflicts_with_all = ["parameters", "dtype"], value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Number of parameters, as 70B, 560M or 123456; with --dtype.
-    #[arg(long, value_name = "COUNT", requires = "dtype", value_parser = values::parameters)]
+    #[arg(long, value_name = "COUNT", requires = "dtype", allow_hyphen_values = true, value_parser = values::parameters)]
     pub(crate) parameters: Option<u64>,
     /// Their element type, as f16, bf16, F8_E4M3.
     #[arg(long, value_name = "DTYPE", requires = "parameters", value_parser = values::dtype)]
@@ -325,7 +325,7 @@ pub(crate) struct EstimateArgs {
     ///
     /// Named: pcie3x16, pcie4x16, pcie5x16, nvlink-c2c, nvme-gen3, nvme-gen4, nvme-gen5, sata-ssd, 10gbe, 25gbe, 100gbe.
     /// Without --bandwidth, each of them is shown.
-    #[arg(long, value_name = "LINK", action = ArgAction::Append, value_parser = values::link)]
+    #[arg(long, value_name = "LINK", action = ArgAction::Append, allow_hyphen_values = true, value_parser = values::link)]
     pub(crate) bandwidth: Vec<Link>,
     /// Print JSON.
     #[arg(long)]
