@@ -2,7 +2,7 @@
 //!
 //! Pure but for one read: the built-in rules for tensor parallelism look at `config.json`. Globs (`*` matches any text, `.`
 //! and `/` included) are matched against names as stored; a pattern that is a stored name means that name. Whatever matches
-//! nothing is an error with the nearest name, for `exclude` too: a typing error must not load what was to be left out.
+//! nothing is an error with the nearest name or the way to see all, for `exclude` too: a typing error must not load what was to be left out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -142,8 +142,8 @@ impl Checkpoint {
     fn pick(&self, selection: &Selection) -> Result<Vec<Selected>> {
         let names = self.all_names();
         let (include, exclude) = (Globs::new(&selection.include, &names)?, Globs::new(&selection.exclude, &names)?);
-        include.demand_matches("--include", &names)?;
-        exclude.demand_matches("--exclude", &names)?;
+        self.demand_matches(&include, "--include", &names)?;
+        self.demand_matches(&exclude, "--exclude", &names)?;
         let is_wanted = |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name);
         let mut picked: Vec<Selected> = Vec::with_capacity(names.len());
         let mut place = vec![None; self.tensors.len()];
@@ -169,6 +169,27 @@ impl Checkpoint {
         stored.chain(ties.filter_map(|tie| Some((tie.alias.into(), self.number_of(&tie.target)?)))).collect()
     }
 
+    /// Demands that each pattern matches something.
+    fn demand_matches(&self, globs: &Globs, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
+        let (mut idle, mut unlike_any) = (Listed::new(), false);
+        for pattern in globs.idle(names) {
+            idle.push(|| {
+                let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
+                unlike_any |= near.is_none();
+                quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
+            });
+        }
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let hint = unlike_any.then(|| self.how_to_see_names());
+        Err(request(format!("{option}: no tensor is called {idle}"), hint))
+    }
+
+    fn how_to_see_names(&self) -> String {
+        format!("`vramp inspect {} --tree` shows the names", self.path.display())
+    }
+
     fn number_of(&self, name: &str) -> Option<usize> {
         self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok()
     }
@@ -188,7 +209,8 @@ impl Checkpoint {
         for slice in slices {
             let tensor = self.number_of(&slice.name).ok_or_else(|| {
                 let what = format!("--slice: there is no tensor {}", quoted(&slice.name));
-                request(what, nearest::hint(&slice.name, self.stored_names()))
+                let near = nearest::hint(&slice.name, self.stored_names());
+                request(what, near.or_else(|| Some(self.how_to_see_names())))
             })?;
             let selected = picked
                 .iter_mut()
@@ -236,7 +258,7 @@ impl Checkpoint {
         let names = self.all_names();
         let globs: Vec<String> = parallel.dims.iter().map(|(glob, _)| glob.clone()).collect();
         let globs = Globs::new(&globs, &names)?;
-        globs.demand_matches("--tp-dim", &names)?;
+        self.demand_matches(&globs, "--tp-dim", &names)?;
         let dims: Vec<usize> = parallel.dims.iter().map(|(_, dim)| *dim).collect();
         Ok(Box::new(move |name| Ok(globs.first_match(name).and_then(|at| dims.get(at).copied()))))
     }
@@ -438,18 +460,13 @@ impl Globs {
         self.0.iter().position(|(text, glob)| glob.as_ref().map_or(text == name, |glob| glob.is_match(name)))
     }
 
-    fn demand_matches(&self, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
+    /// The patterns that match no name.
+    fn idle(&self, names: &[(Arc<str>, usize)]) -> impl Iterator<Item = &str> {
         let is_idle = |(_, glob): &&(String, Option<GlobMatcher>)| {
             glob.as_ref().is_some_and(|glob| !names.iter().any(|(name, _)| glob.is_match(name.as_ref())))
         };
-        let idle: Listed = self.0.iter().filter(is_idle).map(|(text, _)| no_match(text, names)).collect();
-        if idle.is_empty() { Ok(()) } else { Err(request(format!("{option}: no tensor is called {idle}"), None)) }
+        self.0.iter().filter(is_idle).map(|(text, _)| text.as_str())
     }
-}
-
-fn no_match(pattern: &str, names: &[(Arc<str>, usize)]) -> String {
-    let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
-    quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
 }
 
 /// The longest glob, in bytes: what the longest ones compile to stays well below the limit at which the matcher panics.
