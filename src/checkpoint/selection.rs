@@ -225,8 +225,8 @@ impl Checkpoint {
     fn cut_ranks(&self, parallel: &TensorParallel, picked: &mut [Selected]) -> Result<()> {
         let &TensorParallel { rank, world, .. } = parallel;
         if rank >= world {
-            let hint = Some("ranks count from 0".into());
-            return Err(request(format!("rank {rank} of {world} does not exist"), hint));
+            let hint = if world == 0 { "a group has at least 1 rank" } else { "ranks count from 0" };
+            return Err(request(format!("rank {rank} of {world} does not exist"), Some(hint.into())));
         }
         let dims = self.rank_dims(parallel)?;
         let mut problems = Listed::new();

@@ -80,8 +80,11 @@ pub(crate) fn rank(text: &str) -> Parsed<Rank> {
     let (rank, world) = text.split_once('/').ok_or_else(wanted)?;
     let rank: u64 = rank.trim().parse().map_err(|_| wanted())?;
     let world: u64 = world.trim().parse().map_err(|_| wanted())?;
+    if world == 0 {
+        return Err("WORLD must be at least 1".to_owned());
+    }
     if rank >= world {
-        return Err(format!("ranks count from 0, so the last of {world} is {}", world.saturating_sub(1)));
+        return Err(format!("ranks count from 0, so the last of {world} is {}", world - 1));
     }
     Ok(Rank { rank, world })
 }
@@ -258,6 +261,7 @@ mod tests {
         for wrong in ["4/4", "0/0", "1", "a/b", "-1/2"] {
             assert!(rank(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(rank("0/0"), Err("WORLD must be at least 1".to_owned()));
     }
 
     #[test]
