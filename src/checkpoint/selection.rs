@@ -4,7 +4,7 @@
 //! and `/` included) are matched against names as stored; a pattern that is a stored name means that name. Whatever matches
 //! nothing is an error with the nearest name or the way to see all, for `exclude` too: a typing error must not load what was to be left out.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -217,7 +217,8 @@ impl Checkpoint {
                 .find(|selected| selected.tensor == tensor)
                 .ok_or_else(|| request(format!("--slice: tensor {} is not selected", quoted(&slice.name)), None))?;
             let range = Slice { dim: slice.dim, start: slice.range.start, end: slice.range.end };
-            self.cut(selected, range).map_err(|why| request(format!("--slice: {why}"), None))?;
+            let cut = self.cut(selected, range);
+            cut.map_err(|why| request(format!("--slice: tensor {}: {why}", quoted(&slice.name)), None))?;
         }
         Ok(())
     }
@@ -229,7 +230,7 @@ impl Checkpoint {
             return Err(request(format!("rank {rank} of {world} does not exist"), Some(hint.into())));
         }
         let dims = self.rank_dims(parallel)?;
-        let mut problems = Listed::new();
+        let mut uncut = Uncut::default();
         for selected in picked {
             let Some(name) = self.tensors.get(selected.tensor).map(|tensor| Arc::clone(&tensor.name)) else { continue };
             let cut = dims(&name).and_then(|dim| match dim {
@@ -237,14 +238,13 @@ impl Checkpoint {
                 Some(dim) => share(selected, dim, rank, world).and_then(|slice| self.cut(selected, slice)),
             });
             if let Err(why) = cut {
-                problems
-                    .push(|| if why.starts_with("tensor ") { why } else { format!("tensor {}: {why}", quoted(&name)) });
+                uncut.add(why, name);
             }
         }
-        if problems.is_empty() {
+        if uncut.0.is_empty() {
             Ok(())
         } else {
-            Err(request(format!("cannot cut for {world} ranks: {problems}"), None))
+            Err(request(format!("cannot cut for {world} ranks: {}", uncut.listed()), None))
         }
     }
 
@@ -270,11 +270,10 @@ impl Checkpoint {
 
     fn cut(&self, selected: &mut Selected, slice: Slice) -> Result<(), String> {
         let Some(tensor) = self.tensors.get(selected.tensor) else { return Ok(()) };
-        let name = quoted(&tensor.name);
         if selected.slice.is_some() {
-            return Err(format!("tensor {name} would be cut twice"));
+            return Err("it would be cut twice".to_owned());
         }
-        check_slice(tensor, &slice).map_err(|why| format!("tensor {name}: {why}"))?;
+        check_slice(tensor, &slice)?;
         let cut = |(dim, &len): (usize, &u64)| if dim == slice.dim { slice.end - slice.start } else { len };
         selected.shape = selected.shape.iter().enumerate().map(cut).collect();
         selected.slice = Some(slice);
@@ -433,6 +432,28 @@ fn beginnings(picked: &[Selected]) -> Option<String> {
     let all: BTreeSet<String> = picked.iter().filter_map(first).collect();
     let shown: Vec<String> = all.into_iter().take(8).collect();
     (!shown.is_empty()).then(|| format!("names begin with {}", shown.join(", ")))
+}
+
+/// Tensors that cannot be cut, by the reason, which is often the same for hundreds of them.
+#[derive(Default)]
+struct Uncut(BTreeMap<String, Vec<Arc<str>>>);
+
+impl Uncut {
+    fn add(&mut self, why: String, name: Arc<str>) {
+        self.0.entry(why).or_default().push(name);
+    }
+
+    fn listed(&self) -> Listed {
+        let one = |(why, names): (&String, &Vec<Arc<str>>)| match names.as_slice() {
+            [name] => format!("tensor {}: {why}", quoted(name)),
+            [first, second, ..] => {
+                let some = if names.len() > 2 { ", as" } else { "" };
+                format!("{} tensors{some} {} and {}: {why}", names.len(), quoted(first), quoted(second))
+            }
+            [] => why.clone(),
+        };
+        self.0.iter().map(one).collect()
+    }
 }
 
 /// Patterns, each a glob or the very name of a tensor.
