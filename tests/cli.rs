@@ -545,5 +545,9 @@ fn the_demo_compares_cold_and_warm_and_leaves_nothing_behind() {
     let kept = vramp(&["demo", "--bytes", "2MiB", "--dir", inside, "--keep"]);
     assert!(kept.out.contains("T = S/B") && kept.out.contains("kept: "), "{}", kept.out);
     let [kept] = &demo_folders(folder.path())[..] else { panic!("one folder is kept") };
-    assert_eq!(vramp(&["verify", kept.to_str().unwrap(), "--spec", kept.to_str().unwrap()]).code, Some(0));
+    let kept = kept.to_str().unwrap();
+    assert_eq!(vramp(&["verify", kept, "--spec", kept]).code, Some(0));
+    let rank = vramp(&["load", kept, "--tp", "1/2", "--json"]);
+    assert_eq!(rank.code, Some(0), "{}", rank.err);
+    assert!(rank.json()["report"]["bytes"].as_u64().unwrap() < 2 << 20);
 }
