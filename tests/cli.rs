@@ -356,7 +356,7 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "-7GB/s"], 2, "usage"),
         (&["estimate", "--parameters", "0", "--dtype", "f16"], 2, "usage"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
-        (&["demo", "--dir", "/no/such/place"], 4, "io"),
+        (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
         (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),
     ];
     for (args, code, kind) in cases {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tempfile::TempDir;
+use vramp::Error;
 use vramp::load::{self, Options, TransferOptions};
 use vramp::os;
 use vramp::report::Report;
@@ -86,6 +87,10 @@ impl Folder {
     /// Makes the folder where it was asked for, or in the first usual place that is no memory.
     fn new(dir: Option<&Path>, interrupt: &Interrupt, warnings: &mut Vec<String>) -> Result<Folder, Failure> {
         if let Some(dir) = dir {
+            if !dir.try_exists().unwrap_or(true) {
+                let what = format!("{} does not exist", dir.display());
+                return Err(Error::NotFound { what, hint: Some("make it first".to_owned()) }.into());
+            }
             let (folder, memory) = Folder::inside(dir, interrupt)?;
             return Ok(folder.with_warning(memory, warnings));
         }
