@@ -512,6 +512,21 @@ fn an_interrupt_does_not_wait_for_a_pipe_that_nobody_reads() {
     assert_eq!(code.and_then(|status| status.code()), Some(130));
 }
 
+#[test]
+fn a_kept_folder_is_named_even_when_nobody_reads_stdout() {
+    let folder = folder();
+    let args = ["demo", "--bytes", "1MiB", "--keep", "--dir", folder.path().to_str().unwrap()];
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for stdout in [Stdio::from(writer), Stdio::null()] {
+        let said = command(&args).stdout(stdout).output().unwrap();
+        let err = String::from_utf8(said.stderr).unwrap();
+        assert_eq!(said.status.code(), Some(0), "{err}");
+        let kept = demo_folders(folder.path());
+        assert!(kept.iter().any(|path| err == format!("kept: {}\n", path.display())), "{err:?} {kept:?}");
+    }
+}
+
 fn demo_folders(inside: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(inside).unwrap().map(|entry| entry.unwrap().path()).collect()
 }

@@ -5,6 +5,7 @@
 //! the progress bar.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use serde::Serialize;
 use serde_json::json;
@@ -80,6 +81,17 @@ impl Output {
         for warning in warnings {
             complain(&format!("{}: {}\n", text::styled(WARN, "warning"), text::escape_lines(warning)));
         }
+    }
+
+    /// Says on stderr what was meant for stdout and must not be lost with it.
+    pub(crate) fn aside(&self, what: &str) {
+        complain(&format!("{}\n", text::escape(what)));
+    }
+
+    /// Whether stdout leads nowhere: it is `/dev/null`, which also stands in for a stdout that was closed at the start.
+    pub(crate) fn is_lost(&self) -> bool {
+        let device = |path: &str| std::fs::metadata(path).ok().filter(|it| it.file_type().is_char_device());
+        device("/dev/stdout").zip(device("/dev/null")).is_some_and(|(out, null)| out.rdev() == null.rdev())
     }
 
     /// Says what is being done, to a person who waits: only where stderr is a terminal.

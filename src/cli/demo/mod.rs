@@ -73,7 +73,11 @@ pub(crate) fn run(args: &DemoArgs, output: Output, interrupt: &Interrupt) -> Res
         folder.remove()?;
     }
     output.warnings(&findings.warnings);
-    if output.json { output.json(&findings.as_json()) } else { output.text(&findings.as_text()) }
+    let said = if output.json { output.json(&findings.as_json()) } else { output.text(&findings.as_text()) };
+    if findings.kept && (said.is_err() || output.is_lost()) {
+        output.aside(&format!("kept: {}", findings.folder.display()));
+    }
+    said
 }
 
 /// The folder of the demo. Removed when it goes out of scope, and by an interrupt.
