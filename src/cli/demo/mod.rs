@@ -34,6 +34,9 @@ const SLACK_BYTES: u64 = 192 << 20;
 /// Above this share of resident bytes a state is not cold; below one minus it, not warm.
 const TOLERANCE: f64 = 0.01;
 
+/// A load that takes less is mostly set-up, and says little about bandwidth.
+const BRIEF_SECONDS: f64 = 0.05;
+
 /// Loads of each state. The median is shown: single loads differ by the host of a virtual machine.
 const ROUNDS: usize = 5;
 
@@ -335,6 +338,9 @@ impl Findings {
         out.push_str(&self.table());
         let note = "Before each load as much memory was touched and given back. A slow one among fast ones: the host of a virtual machine\nhad taken idle memory back, and the load had to wait for it.";
         out.push_str(&format!("{}\n", text::styled(DIM, note)));
+        for remark in remarks([&self.cold, &self.warm].map(|state| (state.efficiency(), state.report().seconds))) {
+            out.push_str(&format!("{}\n", text::styled(DIM, remark)));
+        }
         if self.kept {
             out.push_str(&format!("\nkept: {}\n", text::escape(&self.folder.display().to_string())));
         }
@@ -367,5 +373,34 @@ impl Findings {
             states.map(|state| (efficiency_style(state.efficiency()), text::percent(state.efficiency())));
         table.styled_row([(BOLD, "reached of T = S/B".to_owned()), cold, warm]);
         table.render()
+    }
+}
+
+/// What a person has to know to read the table: of each state, the share of T = S/B that was reached, and the seconds.
+fn remarks(loads: [(f64, f64); 2]) -> Vec<&'static str> {
+    let mut remarks = Vec::new();
+    // What is shown as 100 % needs no words.
+    if loads.iter().any(|(efficiency, _)| *efficiency >= 1.005) {
+        remarks
+            .push("More than 100 %: the limit was measured at a slower moment of this machine; compare several runs.");
+    }
+    if loads.iter().any(|(_, seconds)| *seconds < BRIEF_SECONDS) {
+        remarks.push(
+            "A load of less than 50 ms is mostly set-up: a larger checkpoint (--bytes) says more about bandwidth.",
+        );
+    }
+    remarks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_odd_is_remarked_on() {
+        assert_eq!(remarks([(0.9, 1.0), (1.004, 0.2)]), Vec::<&str>::new());
+        assert!(remarks([(0.9, 1.0), (1.07, 0.2)])[0].contains("compare several runs"));
+        assert!(remarks([(0.3, 0.049), (0.9, 0.2)])[0].contains("--bytes"));
+        assert_eq!(remarks([(1.1, 0.01), (1.1, 0.01)]).len(), 2);
     }
 }
