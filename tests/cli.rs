@@ -370,6 +370,29 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
 }
 
 #[test]
+fn errors_for_programs_name_the_path_that_was_typed() {
+    let folder = folder();
+    let path = small(folder.path());
+    let absent = "/no/such/place";
+    let cases: &[(&[&str], Option<&str>)] = &[
+        (&["inspect", absent], Some(absent)),
+        (&["estimate", absent], Some(absent)),
+        (&["load", &path, "--include", "nothing.like.it"], Some(&path)),
+        (&["load", &path, "--spec", absent], Some(absent)),
+        (&["verify", &path, "--spec", absent], Some(absent)),
+        (&["verify", &path, "--spec", &spec(folder.path(), 2), "--strip-prefix", "x."], Some(&path)),
+        (&["demo", "--dir", absent], Some(absent)),
+        (&["demo", "--dir", &path], Some(&path)),
+        (&["load", &path, "--device", "cuda"], None),
+        (&["load", &path, "--route", "view", "--align", "64"], None),
+    ];
+    for (args, path) in cases {
+        let said = vramp(&[args, &["--json"][..]].concat());
+        assert_eq!(said.error()["path"], json!(path), "{args:?}");
+    }
+}
+
+#[test]
 fn unknown_commands_are_wrong_usage() {
     let said = vramp(&["frobnicate", "x"]);
     assert_eq!(said.code, Some(2));

@@ -3,7 +3,7 @@
 //! Nothing here acts and nothing here decides: each command's own file turns its arguments into options. The parsers of
 //! single values are in `values`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
@@ -136,6 +136,19 @@ impl Command {
             Command::Verify(args) => args.json,
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
+        }
+    }
+
+    /// The checkpoint or the folder that it works on.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Command::Inspect(args) => Some(&args.path),
+            Command::Load(args) => Some(&args.path),
+            Command::Verify(args) => Some(&args.path),
+            Command::Estimate(args) => args.path.as_deref(),
+            Command::Demo(args) => args.dir.as_deref(),
+            Command::Man { dir } => dir.as_deref(),
+            Command::Completions { .. } => None,
         }
     }
 }

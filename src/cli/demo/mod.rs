@@ -118,7 +118,7 @@ impl Folder {
     fn inside(dir: &Path, interrupt: &Interrupt) -> Result<(Folder, bool), Failure> {
         let failed = |what: &str| {
             let what = format!("cannot {what} in {}", dir.display());
-            move |source| Failure::System { what, source }
+            move |source| Failure::System { what, path: Some(dir.to_owned()), source }
         };
         let dir = tempfile::Builder::new().prefix("vramp-demo-").tempdir_in(dir).map_err(failed("make a folder"))?;
         let probe = dir.path().join("probe");
@@ -161,7 +161,8 @@ impl Folder {
 
     fn remove(self) -> Result<(), Failure> {
         let what = format!("cannot remove {}", self.path().display());
-        let removed = self.dir.close().map_err(|source| Failure::System { what, source });
+        let path = Some(self.path().to_owned());
+        let removed = self.dir.close().map_err(|source| Failure::System { what, path, source });
         self.interrupt.remove_on_interrupt(None);
         removed
     }
