@@ -342,6 +342,8 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["load", &path, "--include", "nothing.like.it"], 2, "request"),
         (&["load", &path, "--tp", "0/3", "--tp-dim", "a.weight=0", "--include", "a.weight"], 2, "request"),
         (&["load", &path, "--device", "cuda"], 5, "device"),
+        (&["load", &path, "--device", "cuda:1"], 5, "device"),
+        (&["load", &path, "--device", "tpu"], 2, "usage"),
         (&["load", &path, "--device", "null", "--digests"], 2, "usage"),
         (&["load", &path, "--route", "view", "--staging", "2x4KiB"], 2, "usage"),
         (&["load", &path, "--route", "view", "--device", "null"], 2, "usage"),
@@ -390,6 +392,13 @@ fn errors_for_programs_name_the_path_that_was_typed() {
         let said = vramp(&[args, &["--json"][..]].concat());
         assert_eq!(said.error()["path"], json!(path), "{args:?}");
     }
+}
+
+#[test]
+fn a_cuda_device_is_said_to_be_missing_from_this_version() {
+    let folder = folder();
+    let said = vramp(&["load", &small(folder.path()), "--device", "cuda"]);
+    assert!(said.err.contains("no CUDA device yet"), "{}", said.err);
 }
 
 #[test]

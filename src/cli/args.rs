@@ -236,7 +236,7 @@ pub(crate) struct LoadArgs {
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cpu, or null (reads everything, keeps nothing).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = values::device)]
     pub(crate) device: String,
     /// Demand that the checkpoint matches, before a byte is read: a JSON file or another checkpoint.
     ///

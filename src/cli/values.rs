@@ -29,6 +29,16 @@ pub(crate) struct Cut {
     pub(crate) dim: usize,
 }
 
+/// `cpu`, `null`, `cuda:0`: a name that may stand for a device. Whether there is one is for whoever opens it.
+pub(crate) fn device(text: &str) -> Parsed<String> {
+    let number = |rest: &str| rest.strip_prefix(':').is_some_and(|number| number.parse::<u32>().is_ok());
+    let known = match text.strip_prefix("cuda") {
+        Some(rest) => rest.is_empty() || number(rest),
+        None => matches!(text, "cpu" | "null"),
+    };
+    if known { Ok(text.to_owned()) } else { Err("a device is cpu or null".to_owned()) }
+}
+
 /// `4MiB`, `1.5GB`, `4096`.
 pub(crate) fn bytes(text: &str) -> Parsed<u64> {
     let size = ByteSize::from_str(text.trim()).map(|size| size.as_u64());
@@ -228,6 +238,16 @@ fn whole(number: f64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices() {
+        for known in ["cpu", "null", "cuda", "cuda:0", "cuda:12"] {
+            assert_eq!(device(known).as_deref(), Ok(known));
+        }
+        for wrong in ["", "tpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cudax"] {
+            assert!(device(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_and_staging() {
