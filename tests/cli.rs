@@ -117,10 +117,18 @@ fn version_completions_and_manual_pages() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         assert!(vramp(&["completions", shell]).out.contains("inspect"), "{shell}");
     }
-    assert!(vramp(&["man"]).out.starts_with(".ie"));
+    let page = vramp(&["man"]).out;
+    assert!(page.starts_with(".ie") && !page.contains("help(1)"), "{page}");
     let folder = folder();
     assert_eq!(vramp(&["man", "--dir", folder.path().to_str().unwrap()]).code, Some(0));
     assert!(folder.path().join("vramp-load.1").is_file());
+    let page = std::fs::read_to_string(folder.path().join("vramp.1")).unwrap();
+    let named = page.split("vramp\\-").skip(1).filter_map(|rest| rest.split_once("(1)")).map(|(name, _)| name);
+    let named: Vec<&str> = named.collect();
+    assert!(named.contains(&"load"), "{named:?}");
+    for name in named {
+        assert!(folder.path().join(format!("vramp-{name}.1")).is_file(), "{name} in {page}");
+    }
 }
 
 // ---- results
