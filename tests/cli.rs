@@ -117,10 +117,18 @@ fn version_completions_and_manual_pages() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         assert!(vramp(&["completions", shell]).out.contains("inspect"), "{shell}");
     }
-    assert!(vramp(&["man"]).out.starts_with(".ie"));
+    let page = vramp(&["man"]).out;
+    assert!(page.starts_with(".ie") && !page.contains("help(1)"), "{page}");
     let folder = folder();
     assert_eq!(vramp(&["man", "--dir", folder.path().to_str().unwrap()]).code, Some(0));
     assert!(folder.path().join("vramp-load.1").is_file());
+    let page = std::fs::read_to_string(folder.path().join("vramp.1")).unwrap();
+    let named = page.split("vramp\\-").skip(1).filter_map(|rest| rest.split_once("(1)")).map(|(name, _)| name);
+    let named: Vec<&str> = named.collect();
+    assert!(named.contains(&"load"), "{named:?}");
+    for name in named {
+        assert!(folder.path().join(format!("vramp-{name}.1")).is_file(), "{name} in {page}");
+    }
 }
 
 // ---- results
@@ -342,6 +350,8 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["load", &path, "--include", "nothing.like.it"], 2, "request"),
         (&["load", &path, "--tp", "0/3", "--tp-dim", "a.weight=0", "--include", "a.weight"], 2, "request"),
         (&["load", &path, "--device", "cuda"], 5, "device"),
+        (&["load", &path, "--device", "cuda:1"], 5, "device"),
+        (&["load", &path, "--device", "tpu"], 2, "usage"),
         (&["load", &path, "--device", "null", "--digests"], 2, "usage"),
         (&["load", &path, "--route", "view", "--staging", "2x4KiB"], 2, "usage"),
         (&["load", &path, "--route", "view", "--device", "null"], 2, "usage"),
@@ -352,8 +362,11 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["load", "--no-such-option"], 2, "usage"),
         (&["estimate"], 2, "usage"),
         (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "12Gb/s"], 2, "usage"),
+        (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "7"], 2, "usage"),
+        (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "-7GB/s"], 2, "usage"),
+        (&["estimate", "--parameters", "0", "--dtype", "f16"], 2, "usage"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
-        (&["demo", "--dir", "/no/such/place"], 4, "io"),
+        (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
         (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),
     ];
     for (args, code, kind) in cases {
@@ -364,6 +377,36 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         assert_eq!((plain.code, plain.out.as_str()), (Some(*code), ""), "{args:?}");
         assert!(plain.err.starts_with("error: "), "{args:?}: {}", plain.err);
     }
+}
+
+#[test]
+fn errors_for_programs_name_the_path_that_was_typed() {
+    let folder = folder();
+    let path = small(folder.path());
+    let absent = "/no/such/place";
+    let cases: &[(&[&str], Option<&str>)] = &[
+        (&["inspect", absent], Some(absent)),
+        (&["estimate", absent], Some(absent)),
+        (&["load", &path, "--include", "nothing.like.it"], Some(&path)),
+        (&["load", &path, "--spec", absent], Some(absent)),
+        (&["verify", &path, "--spec", absent], Some(absent)),
+        (&["verify", &path, "--spec", &spec(folder.path(), 2), "--strip-prefix", "x."], Some(&path)),
+        (&["demo", "--dir", absent], Some(absent)),
+        (&["demo", "--dir", &path], Some(&path)),
+        (&["load", &path, "--device", "cuda"], None),
+        (&["load", &path, "--route", "view", "--align", "64"], None),
+    ];
+    for (args, path) in cases {
+        let said = vramp(&[args, &["--json"][..]].concat());
+        assert_eq!(said.error()["path"], json!(path), "{args:?}");
+    }
+}
+
+#[test]
+fn a_cuda_device_is_said_to_be_missing_from_this_version() {
+    let folder = folder();
+    let said = vramp(&["load", &small(folder.path()), "--device", "cuda"]);
+    assert!(said.err.contains("no CUDA device yet"), "{}", said.err);
 }
 
 #[test]
@@ -509,6 +552,21 @@ fn an_interrupt_does_not_wait_for_a_pipe_that_nobody_reads() {
     assert_eq!(code.and_then(|status| status.code()), Some(130));
 }
 
+#[test]
+fn a_kept_folder_is_named_even_when_nobody_reads_stdout() {
+    let folder = folder();
+    let args = ["demo", "--bytes", "1MiB", "--keep", "--dir", folder.path().to_str().unwrap()];
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for stdout in [Stdio::from(writer), Stdio::null()] {
+        let said = command(&args).stdout(stdout).output().unwrap();
+        let err = String::from_utf8(said.stderr).unwrap();
+        assert_eq!(said.status.code(), Some(0), "{err}");
+        let kept = demo_folders(folder.path());
+        assert!(kept.iter().any(|path| err == format!("kept: {}\n", path.display())), "{err:?} {kept:?}");
+    }
+}
+
 fn demo_folders(inside: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(inside).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
@@ -542,5 +600,9 @@ fn the_demo_compares_cold_and_warm_and_leaves_nothing_behind() {
     let kept = vramp(&["demo", "--bytes", "2MiB", "--dir", inside, "--keep"]);
     assert!(kept.out.contains("T = S/B") && kept.out.contains("kept: "), "{}", kept.out);
     let [kept] = &demo_folders(folder.path())[..] else { panic!("one folder is kept") };
-    assert_eq!(vramp(&["verify", kept.to_str().unwrap(), "--spec", kept.to_str().unwrap()]).code, Some(0));
+    let kept = kept.to_str().unwrap();
+    assert_eq!(vramp(&["verify", kept, "--spec", kept]).code, Some(0));
+    let rank = vramp(&["load", kept, "--tp", "1/2", "--json"]);
+    assert_eq!(rank.code, Some(0), "{}", rank.err);
+    assert!(rank.json()["report"]["bytes"].as_u64().unwrap() < 2 << 20);
 }

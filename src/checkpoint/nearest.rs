@@ -1,4 +1,4 @@
-//! The name that a mistyped name most likely stands for.
+//! The name that a mistyped name or glob most likely stands for.
 //!
 //! Plain text against plain text; it knows no tensor and no file.
 
@@ -8,12 +8,26 @@ const MOST: usize = 20_000;
 /// Names longer than this many bytes are not compared.
 const LONGEST: usize = 200;
 
+/// In names up to this many bytes a mistyped first character leaves too little to tell what was meant.
+const SHORT: usize = 6;
+
 /// The candidate that is nearest to `name`, unless even that one has little in common with it.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let near = |candidate: &&str| candidate.len() <= LONGEST && candidate.len().abs_diff(name.len()) <= name.len() / 2;
+    // `*` of a glob stands for any text and is no typing error.
+    let typed = name.bytes().filter(|byte| *byte != b'*').count();
+    if typed == 0 || name.len() > LONGEST {
+        return None;
+    }
+    let is_glob = typed < name.len();
+    let most_steps = typed / 3;
+    let near = |candidate: &&str| {
+        candidate.len() <= LONGEST
+            && (is_glob || candidate.len().abs_diff(typed) <= most_steps)
+            && (is_glob || typed > SHORT || candidate.chars().next() == name.chars().next())
+    };
     let scored = candidates.take(MOST).filter(near).map(|candidate| (distance(name, candidate), candidate));
     let (steps, candidate) = scored.min_by_key(|(steps, _)| *steps)?;
-    (name.len() <= LONGEST && steps <= 1 + name.len() / 3).then_some(candidate)
+    (steps <= most_steps).then_some(candidate)
 }
 
 /// `the nearest name is "…"`, as a hint.
@@ -21,13 +35,17 @@ pub(crate) fn hint<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) ->
     nearest(name, candidates).map(|near| format!("the nearest name is {near:?}"))
 }
 
-/// Insertions, removals and replacements that lead from one text to the other.
+/// Insertions, removals and replacements that lead from one text to the other; a `*` in the first stands for any text.
 fn distance(from: &str, to: &str) -> usize {
     let to = to.as_bytes();
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (above, byte) in from.bytes().enumerate() {
-        let mut diagonal = above;
-        row[0] = above + 1;
+    for byte in from.bytes() {
+        if byte == b'*' {
+            (1..row.len()).for_each(|at| row[at] = row[at].min(row[at - 1]));
+            continue;
+        }
+        let mut diagonal = row[0];
+        row[0] += 1;
         for (at, other) in to.iter().enumerate() {
             let replaced = diagonal + usize::from(byte != *other);
             diagonal = row[at + 1];
@@ -44,12 +62,27 @@ mod tests {
     #[test]
     fn distances_count_edits() {
         assert_eq!((distance("kitten", "sitting"), distance("", "ab"), distance("ab", "")), (3, 2, 2));
+        assert_eq!((distance("*.b", "a.b"), distance("*.layer.0.*", "m.layers.0.w"), distance("*", "")), (0, 1, 0));
+        assert_eq!((distance("a*z", "abcz"), distance("a*z", "abc"), distance("a**", "b")), (0, 1, 1));
     }
 
     #[test]
     fn a_near_name_is_found_and_a_far_one_is_not() {
-        let names = ["model.norm.weight", "lm_head.weight"];
-        assert_eq!(nearest("lm_haed.weight", names.into_iter()), Some("lm_head.weight"));
-        assert_eq!(nearest("x", names.into_iter()), None);
+        let names = ["model.norm.weight", "lm_head.weight", "model.layers.0.q_proj.weight"];
+        let near = |name| nearest(name, names.into_iter());
+        assert_eq!(near("lm_haed.weight"), Some("lm_head.weight"));
+        assert_eq!(near("*.layer.0.*"), Some("model.layers.0.q_proj.weight"));
+        assert_eq!(near("*q_porj*"), Some("model.layers.0.q_proj.weight"));
+        assert_eq!((near("x"), near("*vision_tower*"), near("*"), near("")), (None, None, None, None));
+    }
+
+    #[test]
+    fn short_names_are_not_mistaken_for_each_other() {
+        let names = ["o", "home", "model"];
+        for name in ["m", "nope", "hose2", "odel", "yodel"] {
+            assert_eq!(nearest(name, names.into_iter()), None, "{name}");
+        }
+        assert_eq!(nearest("modl", names.into_iter()), Some("model"));
+        assert_eq!(nearest("hom", names.into_iter()), Some("home"));
     }
 }

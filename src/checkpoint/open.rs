@@ -267,10 +267,7 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
         index.files().iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|path| is_absent(path)))
     {
         // Looked up for the files that are shown only: an index may name a million of them.
-        absent.push(|| {
-            let tensors: Listed = index.tensors_of(at).map(quoted).collect();
-            format!("{} (with {}: {tensors})", quoted(name), counted(tensors.len(), "tensor"))
-        });
+        absent.push(|| format!("{} (with {})", quoted(name), examples(index.tensors_of(at))));
     }
     if absent.is_empty() {
         return Ok(());
@@ -283,4 +280,18 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
             false => "fetch them: the download was cut short, or the index is of another version".into(),
         }),
     })
+}
+
+/// `291 tensors, as "a", "b", "c"`: how many there are, and the first few.
+fn examples<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 3;
+    let (mut shown, mut total) = (Vec::with_capacity(SHOWN), 0);
+    for name in names {
+        total += 1;
+        if total <= SHOWN {
+            shown.push(quoted(name));
+        }
+    }
+    let some = if total > SHOWN { ", as" } else { ":" };
+    format!("{}{some} {}", counted(total, "tensor"), shown.join(", "))
 }

@@ -2,9 +2,9 @@
 //!
 //! Pure but for one read: the built-in rules for tensor parallelism look at `config.json`. Globs (`*` matches any text, `.`
 //! and `/` included) are matched against names as stored; a pattern that is a stored name means that name. Whatever matches
-//! nothing is an error with the nearest name, for `exclude` too: a typing error must not load what was to be left out.
+//! nothing is an error with the nearest name or the way to see all, for `exclude` too: a typing error must not load what was to be left out.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ impl Checkpoint {
     fn pick(&self, selection: &Selection) -> Result<Vec<Selected>> {
         let names = self.all_names();
         let (include, exclude) = (Globs::new(&selection.include, &names)?, Globs::new(&selection.exclude, &names)?);
-        include.demand_matches("--include", &names)?;
-        exclude.demand_matches("--exclude", &names)?;
+        self.demand_matches(&include, "--include", &names)?;
+        self.demand_matches(&exclude, "--exclude", &names)?;
         let is_wanted = |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name);
         let mut picked: Vec<Selected> = Vec::with_capacity(names.len());
         let mut place = vec![None; self.tensors.len()];
@@ -169,6 +169,27 @@ impl Checkpoint {
         stored.chain(ties.filter_map(|tie| Some((tie.alias.into(), self.number_of(&tie.target)?)))).collect()
     }
 
+    /// Demands that each pattern matches something.
+    fn demand_matches(&self, globs: &Globs, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
+        let (mut idle, mut unlike_any) = (Listed::new(), false);
+        for pattern in globs.idle(names) {
+            idle.push(|| {
+                let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
+                unlike_any |= near.is_none();
+                quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
+            });
+        }
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let hint = unlike_any.then(|| self.how_to_see_names());
+        Err(request(format!("{option}: no tensor is called {idle}"), hint))
+    }
+
+    fn how_to_see_names(&self) -> String {
+        format!("`vramp inspect {} --tree` shows the names", self.path.display())
+    }
+
     fn number_of(&self, name: &str) -> Option<usize> {
         self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok()
     }
@@ -188,14 +209,16 @@ impl Checkpoint {
         for slice in slices {
             let tensor = self.number_of(&slice.name).ok_or_else(|| {
                 let what = format!("--slice: there is no tensor {}", quoted(&slice.name));
-                request(what, nearest::hint(&slice.name, self.stored_names()))
+                let near = nearest::hint(&slice.name, self.stored_names());
+                request(what, near.or_else(|| Some(self.how_to_see_names())))
             })?;
             let selected = picked
                 .iter_mut()
                 .find(|selected| selected.tensor == tensor)
                 .ok_or_else(|| request(format!("--slice: tensor {} is not selected", quoted(&slice.name)), None))?;
             let range = Slice { dim: slice.dim, start: slice.range.start, end: slice.range.end };
-            self.cut(selected, range).map_err(|why| request(format!("--slice: {why}"), None))?;
+            let cut = self.cut(selected, range);
+            cut.map_err(|why| request(format!("--slice: tensor {}: {why}", quoted(&slice.name)), None))?;
         }
         Ok(())
     }
@@ -203,11 +226,11 @@ impl Checkpoint {
     fn cut_ranks(&self, parallel: &TensorParallel, picked: &mut [Selected]) -> Result<()> {
         let &TensorParallel { rank, world, .. } = parallel;
         if rank >= world {
-            let hint = Some("ranks count from 0".into());
-            return Err(request(format!("rank {rank} of {world} does not exist"), hint));
+            let hint = if world == 0 { "a group has at least 1 rank" } else { "ranks count from 0" };
+            return Err(request(format!("rank {rank} of {world} does not exist"), Some(hint.into())));
         }
         let dims = self.rank_dims(parallel)?;
-        let mut problems = Listed::new();
+        let mut uncut = Uncut::default();
         for selected in picked {
             let Some(name) = self.tensors.get(selected.tensor).map(|tensor| Arc::clone(&tensor.name)) else { continue };
             let cut = dims(&name).and_then(|dim| match dim {
@@ -215,14 +238,13 @@ impl Checkpoint {
                 Some(dim) => share(selected, dim, rank, world).and_then(|slice| self.cut(selected, slice)),
             });
             if let Err(why) = cut {
-                problems
-                    .push(|| if why.starts_with("tensor ") { why } else { format!("tensor {}: {why}", quoted(&name)) });
+                uncut.add(why, name);
             }
         }
-        if problems.is_empty() {
+        if uncut.0.is_empty() {
             Ok(())
         } else {
-            Err(request(format!("cannot cut for {world} ranks: {problems}"), None))
+            Err(request(format!("cannot cut for {world} ranks: {}", uncut.listed()), None))
         }
     }
 
@@ -236,7 +258,7 @@ impl Checkpoint {
         let names = self.all_names();
         let globs: Vec<String> = parallel.dims.iter().map(|(glob, _)| glob.clone()).collect();
         let globs = Globs::new(&globs, &names)?;
-        globs.demand_matches("--tp-dim", &names)?;
+        self.demand_matches(&globs, "--tp-dim", &names)?;
         let dims: Vec<usize> = parallel.dims.iter().map(|(_, dim)| *dim).collect();
         Ok(Box::new(move |name| Ok(globs.first_match(name).and_then(|at| dims.get(at).copied()))))
     }
@@ -248,11 +270,10 @@ impl Checkpoint {
 
     fn cut(&self, selected: &mut Selected, slice: Slice) -> Result<(), String> {
         let Some(tensor) = self.tensors.get(selected.tensor) else { return Ok(()) };
-        let name = quoted(&tensor.name);
         if selected.slice.is_some() {
-            return Err(format!("tensor {name} would be cut twice"));
+            return Err("it would be cut twice".to_owned());
         }
-        check_slice(tensor, &slice).map_err(|why| format!("tensor {name}: {why}"))?;
+        check_slice(tensor, &slice)?;
         let cut = |(dim, &len): (usize, &u64)| if dim == slice.dim { slice.end - slice.start } else { len };
         selected.shape = selected.shape.iter().enumerate().map(cut).collect();
         selected.slice = Some(slice);
@@ -413,6 +434,28 @@ fn beginnings(picked: &[Selected]) -> Option<String> {
     (!shown.is_empty()).then(|| format!("names begin with {}", shown.join(", ")))
 }
 
+/// Tensors that cannot be cut, by the reason, which is often the same for hundreds of them.
+#[derive(Default)]
+struct Uncut(BTreeMap<String, Vec<Arc<str>>>);
+
+impl Uncut {
+    fn add(&mut self, why: String, name: Arc<str>) {
+        self.0.entry(why).or_default().push(name);
+    }
+
+    fn listed(&self) -> Listed {
+        let one = |(why, names): (&String, &Vec<Arc<str>>)| match names.as_slice() {
+            [name] => format!("tensor {}: {why}", quoted(name)),
+            [first, second, ..] => {
+                let some = if names.len() > 2 { ", as" } else { "" };
+                format!("{} tensors{some} {} and {}: {why}", names.len(), quoted(first), quoted(second))
+            }
+            [] => why.clone(),
+        };
+        self.0.iter().map(one).collect()
+    }
+}
+
 /// Patterns, each a glob or the very name of a tensor.
 struct Globs(Vec<(String, Option<GlobMatcher>)>);
 
@@ -438,18 +481,13 @@ impl Globs {
         self.0.iter().position(|(text, glob)| glob.as_ref().map_or(text == name, |glob| glob.is_match(name)))
     }
 
-    fn demand_matches(&self, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
+    /// The patterns that match no name.
+    fn idle(&self, names: &[(Arc<str>, usize)]) -> impl Iterator<Item = &str> {
         let is_idle = |(_, glob): &&(String, Option<GlobMatcher>)| {
             glob.as_ref().is_some_and(|glob| !names.iter().any(|(name, _)| glob.is_match(name.as_ref())))
         };
-        let idle: Listed = self.0.iter().filter(is_idle).map(|(text, _)| no_match(text, names)).collect();
-        if idle.is_empty() { Ok(()) } else { Err(request(format!("{option}: no tensor is called {idle}"), None)) }
+        self.0.iter().filter(is_idle).map(|(text, _)| text.as_str())
     }
-}
-
-fn no_match(pattern: &str, names: &[(Arc<str>, usize)]) -> String {
-    let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
-    quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
 }
 
 /// The longest glob, in bytes: what the longest ones compile to stays well below the limit at which the matcher panics.

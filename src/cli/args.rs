@@ -3,7 +3,7 @@
 //! Nothing here acts and nothing here decides: each command's own file turns its arguments into options. The parsers of
 //! single values are in `values`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
@@ -138,6 +138,19 @@ impl Command {
             Command::Completions { .. } | Command::Man { .. } => false,
         }
     }
+
+    /// The checkpoint or the folder that it works on.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Command::Inspect(args) => Some(&args.path),
+            Command::Load(args) => Some(&args.path),
+            Command::Verify(args) => Some(&args.path),
+            Command::Estimate(args) => args.path.as_deref(),
+            Command::Demo(args) => args.dir.as_deref(),
+            Command::Man { dir } => dir.as_deref(),
+            Command::Completions { .. } => None,
+        }
+    }
 }
 
 /// How a checkpoint is opened.
@@ -223,7 +236,7 @@ pub(crate) struct LoadArgs {
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cpu, or null (reads everything, keeps nothing).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = values::device)]
     pub(crate) device: String,
     /// Demand that the checkpoint matches, before a byte is read: a JSON file or another checkpoint.
     ///
@@ -316,7 +329,7 @@ pub(crate) struct EstimateArgs {
     #[arg(value_name = "PATH", required_unless_present = "parameters", conflicts_with_all = ["parameters", "dtype"], value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Number of parameters, as 70B, 560M or 123456; with --dtype.
-    #[arg(long, value_name = "COUNT", requires = "dtype", value_parser = values::parameters)]
+    #[arg(long, value_name = "COUNT", requires = "dtype", allow_hyphen_values = true, value_parser = values::parameters)]
     pub(crate) parameters: Option<u64>,
     /// Their element type, as f16, bf16, F8_E4M3.
     #[arg(long, value_name = "DTYPE", requires = "parameters", value_parser = values::dtype)]
@@ -325,7 +338,7 @@ pub(crate) struct EstimateArgs {
     ///
     /// Named: pcie3x16, pcie4x16, pcie5x16, nvlink-c2c, nvme-gen3, nvme-gen4, nvme-gen5, sata-ssd, 10gbe, 25gbe, 100gbe.
     /// Without --bandwidth, each of them is shown.
-    #[arg(long, value_name = "LINK", action = ArgAction::Append, value_parser = values::link)]
+    #[arg(long, value_name = "LINK", action = ArgAction::Append, allow_hyphen_values = true, value_parser = values::link)]
     pub(crate) bandwidth: Vec<Link>,
     /// Print JSON.
     #[arg(long)]

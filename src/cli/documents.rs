@@ -19,13 +19,15 @@ pub(crate) fn completions(shell: Shell, output: Output) -> Result<(), Failure> {
 
 /// Prints the manual page of the program, or writes one page a command into a folder.
 pub(crate) fn man(dir: Option<&Path>, output: Output) -> Result<(), Failure> {
+    // No page is written for `help`, so none may point to it.
+    let command = Arguments::command().disable_help_subcommand(true);
     let Some(dir) = dir else {
-        let page = page(Arguments::command()).map_err(|source| failed("cannot make the manual page", source))?;
+        let page = page(command).map_err(|source| failed("cannot make the manual page", None, source))?;
         return output.text(&String::from_utf8_lossy(&page));
     };
-    let write = |source| failed(&format!("cannot write manual pages to {}", dir.display()), source);
+    let write = |source| failed(&format!("cannot write manual pages to {}", dir.display()), Some(dir), source);
     std::fs::create_dir_all(dir).map_err(write)?;
-    clap_mangen::generate_to(Arguments::command(), dir).map_err(write)
+    clap_mangen::generate_to(command, dir).map_err(write)
 }
 
 fn page(command: clap::Command) -> io::Result<Vec<u8>> {
@@ -34,6 +36,6 @@ fn page(command: clap::Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-fn failed(what: &str, source: io::Error) -> Failure {
-    Failure::System { what: what.to_owned(), source }
+fn failed(what: &str, path: Option<&Path>, source: io::Error) -> Failure {
+    Failure::System { what: what.to_owned(), path: path.map(Path::to_owned), source }
 }

@@ -76,7 +76,7 @@ impl Interrupt {
         }
         let (said, heard) = mpsc::channel();
         let say = move || {
-            output.failure(&Error::Cancelled.into());
+            output.failure(&Error::Cancelled.into(), None);
             let _ = said.send(());
         };
         // Stderr may be a full pipe that nobody reads.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
+use vramp::Error;
 use vramp::checkpoint::{Checkpoint, OpenOptions, Selected, Selection};
 use vramp::device::{self, CpuDevice, Device};
 use vramp::digest::Digest;
@@ -172,6 +173,10 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
 }
 
 fn open_device(args: &LoadArgs) -> Result<Arc<dyn Device>, Failure> {
+    if args.device.starts_with("cuda") {
+        let message = "this version of vramp has no CUDA device yet; --device is cpu or null".to_owned();
+        return Err(Error::Device { device: args.device.clone(), op: "open", message }.into());
+    }
     match args.transfer.align {
         Some(align) => Ok(Arc::new(CpuDevice::with_align(align))),
         None => Ok(device::open(&args.device)?),

@@ -55,7 +55,7 @@ pub(crate) fn main() -> u8 {
                 (Failure::Library(error @ Error::Poisoned { .. }), Some(panic)) => {
                     output.error(error.kind(), &error.to_string(), std::slice::from_ref(panic), None, None);
                 }
-                _ => output.failure(&failure),
+                _ => output.failure(&failure, arguments.command.path()),
             }
             failure.exit_code()
         }
@@ -97,7 +97,7 @@ fn answer(text: &str) -> u8 {
     let output = Output { json: false };
     output.text(text).map_or_else(
         |failure| {
-            output.failure(&failure);
+            output.failure(&failure, None);
             failure.exit_code()
         },
         |()| 0,

@@ -5,6 +5,8 @@
 //! the progress bar.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::json;
@@ -20,12 +22,14 @@ pub(crate) const INTERNAL_ERROR: u8 = 5;
 pub(crate) enum Failure {
     /// The library said no.
     Library(Error),
+    /// The library said no to a file that its error may not name: the file is `path`.
+    LibraryAt { error: Error, path: PathBuf },
     /// Options that make no sense together.
     Usage(String),
     /// A check says no, and its verdict is already on stdout.
     CheckFailed,
-    /// Something else of the operating system: what could not be done, and why.
-    System { what: String, source: io::Error },
+    /// Something else of the operating system: what could not be done, to which file if to one, and why.
+    System { what: String, path: Option<PathBuf>, source: io::Error },
     /// Too little memory (or else disk) for what was asked: which number, and what would fit.
     TooLittle { memory: bool, what: String },
     /// Nobody reads stdout any more.
@@ -42,7 +46,7 @@ impl Failure {
     /// The exit status of the program.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Failure::Library(error) => error.exit_code(),
+            Failure::Library(error) | Failure::LibraryAt { error, .. } => error.exit_code(),
             Failure::Usage(_) => 2,
             Failure::CheckFailed => 1,
             Failure::System { .. } | Failure::TooLittle { memory: false, .. } => 4,
@@ -82,6 +86,17 @@ impl Output {
         }
     }
 
+    /// Says on stderr what was meant for stdout and must not be lost with it.
+    pub(crate) fn aside(&self, what: &str) {
+        complain(&format!("{}\n", text::escape(what)));
+    }
+
+    /// Whether stdout leads nowhere: it is `/dev/null`, which also stands in for a stdout that was closed at the start.
+    pub(crate) fn is_lost(&self) -> bool {
+        let device = |path: &str| std::fs::metadata(path).ok().filter(|it| it.file_type().is_char_device());
+        device("/dev/stdout").zip(device("/dev/null")).is_some_and(|(out, null)| out.rdev() == null.rdev())
+    }
+
     /// Says what is being done, to a person who waits: only where stderr is a terminal.
     pub(crate) fn note(&self, what: &str) {
         if io::stderr().is_terminal() {
@@ -89,16 +104,21 @@ impl Output {
         }
     }
 
-    /// Prints why the program failed.
-    pub(crate) fn failure(&self, failure: &Failure) {
+    /// Prints why the program failed. `asked` is the path that was typed, for failures that name no file themselves.
+    pub(crate) fn failure(&self, failure: &Failure, asked: Option<&Path>) {
+        let library = |error: &Error, path: Option<&Path>| {
+            let path = error.path().or(path.filter(|_| is_about_input(error)));
+            self.error(error.kind(), &error.to_string(), &causes_of(error), path, error.tensor());
+        };
         match failure {
-            Failure::Library(error) => {
-                self.error(error.kind(), &error.to_string(), &causes_of(error), error.path(), error.tensor());
-            }
+            Failure::Library(error) => library(error, asked),
+            Failure::LibraryAt { error, path } => library(error, Some(path)),
             Failure::Usage(what) => self.error("usage", what, &[], None, None),
-            Failure::System { what, source } => self.error("io", what, &[source.to_string()], None, None),
+            Failure::System { what, path, source } => {
+                self.error("io", what, &[source.to_string()], path.as_deref(), None);
+            }
             Failure::TooLittle { memory: true, what } => self.error("out_of_memory", what, &[], None, None),
-            Failure::TooLittle { memory: false, what } => self.error("disk_full", what, &[], None, None),
+            Failure::TooLittle { memory: false, what } => self.error("disk_full", what, &[], asked, None),
             Failure::CheckFailed | Failure::ReaderGone => {}
         }
     }
@@ -109,7 +129,7 @@ impl Output {
         kind: &str,
         message: &str,
         causes: &[String],
-        path: Option<&std::path::Path>,
+        path: Option<&Path>,
         tensor: Option<&str>,
     ) {
         if self.json {
@@ -126,6 +146,11 @@ impl Output {
     }
 }
 
+/// Whether an error that names no file is about the checkpoint all the same, and not about the machine or the user's wish to stop.
+fn is_about_input(error: &Error) -> bool {
+    matches!(error, Error::NotFound { .. } | Error::Request { .. } | Error::Limit { .. } | Error::OutOfMemory { .. })
+}
+
 /// The chain of causes below an error.
 fn causes_of(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string).collect()
@@ -140,6 +165,6 @@ fn complain(text: &str) {
 fn written(result: io::Result<()>) -> Result<(), Failure> {
     result.map_err(|source| match source.kind() {
         io::ErrorKind::BrokenPipe => Failure::ReaderGone,
-        _ => Failure::System { what: "cannot write to standard output".to_owned(), source },
+        _ => Failure::System { what: "cannot write to standard output".to_owned(), path: None, source },
     })
 }

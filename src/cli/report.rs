@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use vramp::report::{Report, Stage, StageTime};
+use vramp::report::{Report, Stage, StageTime, Stages};
 
 use super::text::{self, Align, BAR, BOLD, DIM, GOOD, Table, WARN};
 
@@ -79,12 +79,17 @@ fn stages(report: &Report) -> String {
     line("read", stages.read);
     line("upload", stages.upload);
     line("bookkeeping", stages.bookkeeping);
-    let waits = format!(
-        "the loop waited {} for reads and {} for uploads",
-        text::seconds(stages.wait_read.seconds),
-        text::seconds(stages.wait_upload.seconds)
-    );
-    format!("{}{}\n", table.render(), text::styled(DIM, waits))
+    let waits = waits(stages).map_or(String::new(), |waits| format!("{}\n", text::styled(DIM, waits)));
+    table.render() + &waits
+}
+
+/// What vramp had to wait for, where it had to wait.
+fn waits(stages: &Stages) -> Option<String> {
+    let waited = |seconds: f64, what: &str| (seconds > 0.0).then(|| format!("{} for {what}", text::seconds(seconds)));
+    let storage = waited(stages.wait_read.seconds, "data to be read");
+    let device = waited(stages.wait_upload.seconds, "the device to take it");
+    let waits: Vec<String> = [storage, device].into_iter().flatten().collect();
+    (!waits.is_empty()).then(|| format!("of that, vramp sat waiting {}", waits.join(" and ")))
 }
 
 fn details(report: &Report) -> String {
@@ -94,13 +99,17 @@ fn details(report: &Report) -> String {
     };
     line("routes", routes(report));
     line("page cache", cache(report));
-    line("engine", engine(report));
+    // Views are read by nobody before they are touched.
+    match report.routes.view {
+        0 => line("engine", format!("{} on {}", or_unknown(&report.engine), system(report))),
+        _ => line("files", format!("on {}", system(report))),
+    }
     if report.staging.count > 0 {
         let size = text::binary(report.staging.bytes as u64);
         line("staging", format!("{} buffers of {size}", report.staging.count));
     }
     if report.peak_host_bytes > 0 {
-        line("memory", format!("{} at the peak of this process", text::binary(report.peak_host_bytes)));
+        line("memory", format!("{} at the peak of this process", text::decimal(report.peak_host_bytes)));
     }
     line("CPU", format!("{} user and system", text::seconds(report.cpu_seconds)));
     if report.setup_seconds > 0.0 {
@@ -144,15 +153,17 @@ fn cache(report: &Report) -> String {
     format!("{state}: {resident} of {all} resident before")
 }
 
-fn engine(report: &Report) -> String {
-    let or_unknown = |text: &str| if text.is_empty() { "unknown".to_owned() } else { text::escape(text) };
-    let (engine, system) = (or_unknown(&report.engine), or_unknown(&report.file_system));
-    format!("{engine} on {system}, kernel {}", or_unknown(&report.kernel))
+fn system(report: &Report) -> String {
+    format!("{}, kernel {}", or_unknown(&report.file_system), or_unknown(&report.kernel))
+}
+
+fn or_unknown(text: &str) -> String {
+    if text.is_empty() { "unknown".to_owned() } else { text::escape(text) }
 }
 
 #[cfg(test)]
 mod tests {
-    use vramp::report::{Bound, Cache, Routes, Stages, Staging};
+    use vramp::report::{Bound, Cache, Routes, Staging};
     use vramp::source::Fallback;
 
     use super::*;
@@ -209,13 +220,13 @@ allocate      100 µs  4.34 GB  ▏
 read          2.28 s  4.34 GB  ███████████████████████▊
 upload        400 ms  8.00 MB  ████▏
 bookkeeping  30.0 ms           ▎
-the loop waited 2.20 s for reads and 1.00 ms for uploads
+of that, vramp sat waiting 2.20 s for data to be read and 1.00 ms for the device to take it
 
 routes      direct 4.33 GB · buffered 10.0 MB
 page cache  cold: 262 kB of 4.34 GB resident before
 engine      threads on ext4, kernel 6.18.44
 staging     16 buffers of 4 MiB
-memory      4.10 GiB at the peak of this process
+memory      4.40 GB at the peak of this process
 CPU         750 ms user and system
 set-up      3.40 ms for threads and staging, not in the time above
 fallback    io_uring: refused: EPERM\\u{1b}[31m
@@ -227,13 +238,15 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
     #[test]
     fn a_view_and_a_load_of_nothing_claim_no_bandwidth() {
         let none = Bound { bandwidth: 0.0, bound_by: Stage::SetUp, seconds: 0.0 };
-        let view = Report { routes: Routes { view: 4_340_000_000, ..Routes::default() }, estimate: none, ..report() };
+        let routes = Routes { view: 4_340_000_000, ..Routes::default() };
+        let view = Report { routes, estimate: none, stages: Stages::default(), engine: "none".to_owned(), ..report() };
         assert!(
             plain(&view).starts_with("mapped  4.34 GB (4.04 GiB) in 2.31 s  (246 tensors as views"),
             "{}",
             plain(&view)
         );
-        assert!(plain(&view).contains("limit   none"));
+        assert!(plain(&view).contains("limit   none") && plain(&view).contains("files       on ext4, kernel"));
+        assert!(!plain(&view).contains("waiting") && !plain(&view).contains("engine"), "{}", plain(&view));
         let empty = Report { bytes: 0, seconds: 0.0, gb_per_s: 0.0, ..report() };
         assert!(plain(&empty).contains("limit   none"));
     }

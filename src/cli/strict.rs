@@ -66,10 +66,12 @@ fn check(spec: &Spec, checkpoint: &Checkpoint, names: &Selection) -> Result<Verd
 /// A checkpoint is opened as the one that is checked; anything else is a list of tensors, which the library reads.
 fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    if name.ends_with(".json") && !name.contains(".index.") && !path.is_dir() {
-        return Ok(Spec::open(path)?);
-    }
-    Ok(Spec::from(&Checkpoint::open_with(path, open)?))
+    let spec = if name.ends_with(".json") && !name.contains(".index.") && !path.is_dir() {
+        Spec::open(path)
+    } else {
+        Checkpoint::open_with(path, open).map(|checkpoint| Spec::from(&checkpoint))
+    };
+    spec.map_err(|error| Failure::LibraryAt { error, path: path.to_owned() })
 }
 
 fn as_text(verdict: &Verdict, checkpoint: &Checkpoint) -> String {

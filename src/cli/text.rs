@@ -63,13 +63,17 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// `11.7 s`, `3.20 ms`; from two minutes on also in minutes.
+/// `11.7 s`, `3.20 ms`; from two minutes on also in minutes, from an hour on in hours.
 pub(crate) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s <= 0.0 => "0 s".to_owned(),
         s if s < 0.999_5e-3 => format!("{} µs", three_digits(s * 1e6)),
         s if s < 0.999_5 => format!("{} ms", three_digits(s * 1e3)),
         s if s < 120.0 => format!("{} s", three_digits(s)),
+        s if s >= 3599.5 => {
+            let minutes = (s / 60.0).round();
+            format!("{s:.0} s ({:.0} h {:.0} min)", (minutes / 60.0).floor(), minutes % 60.0)
+        }
         s => {
             let total = s.round();
             format!("{total:.0} s ({:.0} min {:.0} s)", (total / 60.0).floor(), total % 60.0)
@@ -249,6 +253,9 @@ mod tests {
         assert_eq!(seconds(0.000_5), "500 µs");
         assert_eq!(seconds(0.0), "0 s");
         assert_eq!(seconds(233.3), "233 s (3 min 53 s)");
+        assert_eq!(seconds(3599.4), "3599 s (59 min 59 s)");
+        assert_eq!(seconds(3599.6), "3600 s (1 h 0 min)");
+        assert_eq!(seconds(11_690.0), "11690 s (3 h 15 min)");
         assert_eq!(rate(12e9), "12.0 GB/s");
         assert_eq!(rate(0.55e9), "550 MB/s");
     }

@@ -29,6 +29,16 @@ pub(crate) struct Cut {
     pub(crate) dim: usize,
 }
 
+/// `cpu`, `null`, `cuda:0`: a name that may stand for a device. Whether there is one is for whoever opens it.
+pub(crate) fn device(text: &str) -> Parsed<String> {
+    let number = |rest: &str| rest.strip_prefix(':').is_some_and(|number| number.parse::<u32>().is_ok());
+    let known = match text.strip_prefix("cuda") {
+        Some(rest) => rest.is_empty() || number(rest),
+        None => matches!(text, "cpu" | "null"),
+    };
+    if known { Ok(text.to_owned()) } else { Err("a device is cpu or null".to_owned()) }
+}
+
 /// `4MiB`, `1.5GB`, `4096`.
 pub(crate) fn bytes(text: &str) -> Parsed<u64> {
     let size = ByteSize::from_str(text.trim()).map(|size| size.as_u64());
@@ -80,8 +90,11 @@ pub(crate) fn rank(text: &str) -> Parsed<Rank> {
     let (rank, world) = text.split_once('/').ok_or_else(wanted)?;
     let rank: u64 = rank.trim().parse().map_err(|_| wanted())?;
     let world: u64 = world.trim().parse().map_err(|_| wanted())?;
+    if world == 0 {
+        return Err("WORLD must be at least 1".to_owned());
+    }
     if rank >= world {
-        return Err(format!("ranks count from 0, so the last of {world} is {}", world.saturating_sub(1)));
+        return Err(format!("ranks count from 0, so the last of {world} is {}", world - 1));
     }
     Ok(Rank { rank, world })
 }
@@ -106,15 +119,18 @@ pub(crate) fn tie(text: &str) -> Parsed<Tie> {
 pub(crate) fn parameters(text: &str) -> Parsed<u64> {
     let wanted = || "a number of parameters is as 70B, 560M, 1.5T or 123456".to_owned();
     let text = text.trim();
-    let (digits, scale) = match text.chars().last().map(|unit| unit.to_ascii_uppercase()) {
-        Some('K') => (&text[..text.len() - 1], 1e3),
-        Some('M') => (&text[..text.len() - 1], 1e6),
-        Some('B' | 'G') => (&text[..text.len() - 1], 1e9),
-        Some('T') => (&text[..text.len() - 1], 1e12),
-        _ => return text.replace('_', "").parse().map_err(|_| wanted()),
+    let scaled = |scale: f64| {
+        let number: f64 = text[..text.len() - 1].trim().parse().map_err(|_| wanted())?;
+        whole(number * scale).ok_or_else(wanted)
     };
-    let number: f64 = digits.trim().parse().map_err(|_| wanted())?;
-    whole(number * scale).ok_or_else(wanted)
+    let number = match text.chars().last().map(|unit| unit.to_ascii_uppercase()) {
+        Some('K') => scaled(1e3),
+        Some('M') => scaled(1e6),
+        Some('B' | 'G') => scaled(1e9),
+        Some('T') => scaled(1e12),
+        _ => text.replace('_', "").parse().map_err(|_| wanted()),
+    }?;
+    if number == 0 { Err("a model has at least one parameter".to_owned()) } else { Ok(number) }
 }
 
 /// `f16`, `BF16`, `float32`, `fp8`.
@@ -155,19 +171,24 @@ pub(crate) fn link(text: &str) -> Parsed<Link> {
     Ok(Link { name: name.to_owned(), bytes_per_second })
 }
 
-/// `12GB/s`, `100Gbit/s`, `12e9` (bytes a second).
+/// `12GB/s`, `100Gbit/s`, `12e9B/s`: a number and a unit, which is never guessed.
 pub(crate) fn rate(text: &str) -> Parsed<f64> {
     let wanted = || {
         let names: Vec<_> = NAMED_LINKS.iter().map(|(name, _)| *name).collect();
-        format!("a bandwidth is as 12GB/s, 12GiB/s or 100Gbit/s, or one of {}", names.join(", "))
+        let names = names.join(", ");
+        format!("a bandwidth is a number with a unit, like 12GB/s, 12GiB/s or 100Gbit/s, or one of {names}")
     };
     let text = text.trim();
+    if text.strip_prefix('-').is_some_and(|rest| number_len(rest) > 0) {
+        return Err("a bandwidth is above zero".to_owned());
+    }
     let number_len = number_len(text);
     let number: f64 = text[..number_len].parse().map_err(|_| wanted())?;
     let unit = text[number_len..].trim();
     let per_second = unit.strip_suffix("/s").map(str::trim_end);
     let scale = match (per_second.unwrap_or(unit), per_second.is_some()) {
-        ("" | "B", _) => 1.0,
+        ("", false) => return Err(format!("a bandwidth is a number with a unit, like 12GB/s, and {text} has none")),
+        ("B", _) => 1.0,
         ("Gb" | "gb" | "Mb" | "mb" | "Tb" | "tb", true) => {
             return Err(format!("{unit:?} may mean bits or bytes: write GB/s for bytes, Gbit/s for bits"));
         }
@@ -219,6 +240,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn devices() {
+        for known in ["cpu", "null", "cuda", "cuda:0", "cuda:12"] {
+            assert_eq!(device(known).as_deref(), Ok(known));
+        }
+        for wrong in ["", "tpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cudax"] {
+            assert!(device(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn sizes_and_staging() {
         assert_eq!(bytes("4MiB"), Ok(4 << 20));
         assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
@@ -250,6 +281,7 @@ mod tests {
         for wrong in ["4/4", "0/0", "1", "a/b", "-1/2"] {
             assert!(rank(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(rank("0/0"), Err("WORLD must be at least 1".to_owned()));
     }
 
     #[test]
@@ -257,6 +289,9 @@ mod tests {
         assert_eq!(parameters("70B"), Ok(70_000_000_000));
         assert_eq!(parameters("0.5b"), Ok(500_000_000));
         assert_eq!(parameters("123_456"), Ok(123_456));
+        for zero in ["0", "0B", "0.0M"] {
+            assert!(parameters(zero).unwrap_err().contains("at least one"), "{zero}");
+        }
         assert!(parameters("many").is_err() && parameters("B").is_err() && parameters("-1B").is_err());
         assert_eq!(dtype("f16"), Ok(Dtype::F16));
         assert_eq!(dtype("bfloat16"), Ok(Dtype::BF16));
@@ -271,12 +306,20 @@ mod tests {
         assert_eq!(of("1GiB/s"), Ok(1_073_741_824.0));
         assert_eq!(of("100Gbit/s"), Ok(12.5e9));
         assert_eq!(of("10Gbps"), Ok(1.25e9));
-        assert_eq!(of("12e9"), Ok(12e9));
+        assert_eq!(of("12e9B/s"), Ok(12e9));
         assert_eq!(of("pcie4x16"), Ok(25e9));
         assert!(of("12Gb/s").unwrap_err().contains("bits or bytes"));
-        for wrong in ["0GB/s", "fast", "x=", "12GX/s", "-3GB/s", "1e999"] {
+        for wrong in ["fast", "x=", "12GX/s", "7/s", "-fast"] {
+            assert!(of(wrong).unwrap_err().contains("a number with a unit, like 12GB/s"), "{wrong}");
+        }
+        for bare in ["7", "12e9", "disk=7", "0"] {
+            assert!(of(bare).unwrap_err().contains("has none"), "{bare}");
+        }
+        for wrong in ["0GB/s", "-3GB/s", "-3", "disk=0B/s", "1e-400GB/s"] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
+        assert_eq!((of("0GB/s"), of("-3GB/s")), (of("0B/s"), of("-7B/s")), "both say that it is above zero");
+        assert!(of("1e999GB/s").is_err());
         assert_eq!(link("disk=7GB/s").unwrap().name, "disk");
     }
 }

@@ -90,6 +90,9 @@ fn what_matches_nothing_is_an_error_with_the_nearest_name() {
         let said = said(selection);
         assert!(said.contains("\"modul.w\"") && said.contains("nearest name is \"module.w\""), "{said}");
     }
+    let include = |glob: &str| said(Selection { include: texts(&[glob]), ..Selection::default() });
+    assert!(include("*.q_porj.*").contains("nearest name is \"module.q_proj."), "{}", include("*.q_porj.*"));
+    assert!(include("*vision_tower*").contains("--tree` shows the names"), "{}", include("*vision_tower*"));
     assert!(said(Selection { exclude: texts(&["*"]), ..Selection::default() }).contains("nothing is selected"));
     assert!(said(Selection { include: texts(&["[z-a]"]), ..Selection::default() }).contains("not a glob"));
 }

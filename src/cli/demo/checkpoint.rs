@@ -1,4 +1,4 @@
-//! A checkpoint to measure with: shaped like a llama, BF16, Hugging Face names, several shards and an index.
+//! A checkpoint to measure with: shaped like a llama, BF16, Hugging Face names, several shards, an index and a config.
 //!
 //! The values are pseudo-random and finite, of the size that real weights have; no two pages are alike. Written in large
 //! blocks on several threads and synced, so that its pages can be dropped from the page cache.
@@ -70,6 +70,35 @@ impl Llama {
         2 * (2 * hidden * hidden + 2 * kv * hidden + 3 * inter * hidden + 2 * hidden)
     }
 
+    /// Elements of one attention head. There are at least two heads of keys, so that two ranks can share them.
+    fn head(&self) -> u64 {
+        match self.hidden {
+            0..512 => 8,
+            512..4096 => 64,
+            _ => 128,
+        }
+    }
+
+    /// The `config.json` that goes with the tensors.
+    fn config(&self) -> serde_json::Value {
+        json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inter,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.hidden / self.head(),
+            "num_key_value_heads": self.kv / self.head(),
+            "head_dim": self.head(),
+            "vocab_size": self.vocab,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": false,
+            "torch_dtype": "bfloat16",
+        })
+    }
+
     /// The tensors in the order of the modules.
     fn weights(&self) -> Vec<Weight> {
         let Llama { hidden, inter, kv, layers, vocab } = *self;
@@ -103,13 +132,15 @@ impl Weight {
 
 /// Writes a checkpoint of about `bytes` bytes into `folder`.
 pub(crate) fn make(folder: &Path, bytes: u64, interrupt: &Interrupt) -> Result<Made, Failure> {
-    let weights = Llama::of(bytes).weights();
+    let llama = Llama::of(bytes);
+    let weights = llama.weights();
     let total = weights.iter().map(Weight::bytes).sum();
     let shards = divide(&weights, total);
     let names: Vec<String> =
         (1..=shards.len()).map(|at| format!("model-{at:05}-of-{:05}.safetensors", shards.len())).collect();
     write_all(folder, &names, &shards, interrupt)?;
     write_index(folder, &names, &shards, total)?;
+    write_json(&folder.join("config.json"), &llama.config())?;
     let shards = names.iter().map(|name| folder.join(name)).collect();
     Ok(Made { shards, bytes: total, tensors: weights.len() })
 }
@@ -202,13 +233,16 @@ fn write_index(folder: &Path, names: &[String], shards: &[&[Weight]], total: u64
         map.extend(weights.iter().map(|weight| (weight.name.clone(), json!(name))));
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-    let path = folder.join("model.safetensors.index.json");
+    write_json(&folder.join("model.safetensors.index.json"), &index)
+}
+
+fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
-        let mut file = File::create_new(&path)?;
-        file.write_all(index.to_string().as_bytes())?;
+        let mut file = File::create_new(path)?;
+        file.write_all(value.to_string().as_bytes())?;
         file.sync_all()
     };
-    write().map_err(|source| Error::io("write", &path, source).into())
+    write().map_err(|source| Error::io("write", path, source).into())
 }
 
 /// Pseudo-random weights: one random block, changed by a different key each time it is used.
@@ -245,7 +279,11 @@ mod tests {
     #[test]
     fn a_llama_fits_its_size_and_is_divided_without_loss() {
         for bytes in [1 << 20, 40 << 20, 1 << 30, 8 << 30, 140_000_000_000] {
-            let weights = Llama::of(bytes).weights();
+            let llama = Llama::of(bytes);
+            let (heads, kv_heads) = (llama.hidden / llama.head(), llama.kv / llama.head());
+            assert_eq!((heads * llama.head(), kv_heads * llama.head()), (llama.hidden, llama.kv));
+            assert!(heads % kv_heads == 0 && kv_heads % 2 == 0, "{heads} {kv_heads}");
+            let weights = llama.weights();
             let total: u64 = weights.iter().map(Weight::bytes).sum();
             assert!(total <= bytes && total > bytes / 10 * 9, "{bytes}: {total}");
             let shards = divide(&weights, total);

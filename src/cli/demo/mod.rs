@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tempfile::TempDir;
+use vramp::Error;
 use vramp::load::{self, Options, TransferOptions};
 use vramp::os;
 use vramp::report::Report;
@@ -32,6 +33,9 @@ const SLACK_BYTES: u64 = 192 << 20;
 
 /// Above this share of resident bytes a state is not cold; below one minus it, not warm.
 const TOLERANCE: f64 = 0.01;
+
+/// A load that takes less is mostly set-up, and says little about bandwidth.
+const BRIEF_SECONDS: f64 = 0.05;
 
 /// Loads of each state. The median is shown: single loads differ by the host of a virtual machine.
 const ROUNDS: usize = 5;
@@ -72,7 +76,11 @@ pub(crate) fn run(args: &DemoArgs, output: Output, interrupt: &Interrupt) -> Res
         folder.remove()?;
     }
     output.warnings(&findings.warnings);
-    if output.json { output.json(&findings.as_json()) } else { output.text(&findings.as_text()) }
+    let said = if output.json { output.json(&findings.as_json()) } else { output.text(&findings.as_text()) };
+    if findings.kept && (said.is_err() || output.is_lost()) {
+        output.aside(&format!("kept: {}", findings.folder.display()));
+    }
+    said
 }
 
 /// The folder of the demo. Removed when it goes out of scope, and by an interrupt.
@@ -86,6 +94,10 @@ impl Folder {
     /// Makes the folder where it was asked for, or in the first usual place that is no memory.
     fn new(dir: Option<&Path>, interrupt: &Interrupt, warnings: &mut Vec<String>) -> Result<Folder, Failure> {
         if let Some(dir) = dir {
+            if !dir.try_exists().unwrap_or(true) {
+                let what = format!("{} does not exist", dir.display());
+                return Err(Error::NotFound { what, hint: Some("make it first".to_owned()) }.into());
+            }
             let (folder, memory) = Folder::inside(dir, interrupt)?;
             return Ok(folder.with_warning(memory, warnings));
         }
@@ -106,7 +118,7 @@ impl Folder {
     fn inside(dir: &Path, interrupt: &Interrupt) -> Result<(Folder, bool), Failure> {
         let failed = |what: &str| {
             let what = format!("cannot {what} in {}", dir.display());
-            move |source| Failure::System { what, source }
+            move |source| Failure::System { what, path: Some(dir.to_owned()), source }
         };
         let dir = tempfile::Builder::new().prefix("vramp-demo-").tempdir_in(dir).map_err(failed("make a folder"))?;
         let probe = dir.path().join("probe");
@@ -149,7 +161,8 @@ impl Folder {
 
     fn remove(self) -> Result<(), Failure> {
         let what = format!("cannot remove {}", self.path().display());
-        let removed = self.dir.close().map_err(|source| Failure::System { what, source });
+        let path = Some(self.path().to_owned());
+        let removed = self.dir.close().map_err(|source| Failure::System { what, path, source });
         self.interrupt.remove_on_interrupt(None);
         removed
     }
@@ -326,6 +339,9 @@ impl Findings {
         out.push_str(&self.table());
         let note = "Before each load as much memory was touched and given back. A slow one among fast ones: the host of a virtual machine\nhad taken idle memory back, and the load had to wait for it.";
         out.push_str(&format!("{}\n", text::styled(DIM, note)));
+        for remark in remarks([&self.cold, &self.warm].map(|state| (state.efficiency(), state.report().seconds))) {
+            out.push_str(&format!("{}\n", text::styled(DIM, remark)));
+        }
         if self.kept {
             out.push_str(&format!("\nkept: {}\n", text::escape(&self.folder.display().to_string())));
         }
@@ -358,5 +374,34 @@ impl Findings {
             states.map(|state| (efficiency_style(state.efficiency()), text::percent(state.efficiency())));
         table.styled_row([(BOLD, "reached of T = S/B".to_owned()), cold, warm]);
         table.render()
+    }
+}
+
+/// What a person has to know to read the table: of each state, the share of T = S/B that was reached, and the seconds.
+fn remarks(loads: [(f64, f64); 2]) -> Vec<&'static str> {
+    let mut remarks = Vec::new();
+    // What is shown as 100 % needs no words.
+    if loads.iter().any(|(efficiency, _)| *efficiency >= 1.005) {
+        remarks
+            .push("More than 100 %: the limit was measured at a slower moment of this machine; compare several runs.");
+    }
+    if loads.iter().any(|(_, seconds)| *seconds < BRIEF_SECONDS) {
+        remarks.push(
+            "A load of less than 50 ms is mostly set-up: a larger checkpoint (--bytes) says more about bandwidth.",
+        );
+    }
+    remarks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_odd_is_remarked_on() {
+        assert_eq!(remarks([(0.9, 1.0), (1.004, 0.2)]), Vec::<&str>::new());
+        assert!(remarks([(0.9, 1.0), (1.07, 0.2)])[0].contains("compare several runs"));
+        assert!(remarks([(0.3, 0.049), (0.9, 0.2)])[0].contains("--bytes"));
+        assert_eq!(remarks([(1.1, 0.01), (1.1, 0.01)]).len(), 2);
     }
 }
