@@ -62,19 +62,14 @@ impl<'a> Files<'a> {
         self.open.remove(&index).map_or(Ok(()), |file| file.check_unchanged())
     }
 }
+
 /// Opens a shard and demands that it is the file whose header was read.
 pub(super) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
     let file = storage.open(&shard.path, fallbacks)?;
-    let (then, now) = (shard.identity, file.identity());
-    if then == now {
-        return Ok(file);
+    match shard.identity.difference(&file.identity()) {
+        None => Ok(file),
+        Some(what) => {
+            Err(Error::Changed { path: shard.path.clone(), what: format!("{what}, since its header was read") })
+        }
     }
-    let what = if then.len != now.len {
-        format!("{} bytes when its header was read, {} bytes now", then.len, now.len)
-    } else if (then.device, then.inode) != (now.device, now.inode) {
-        format!("replaced by another file: inode {} when its header was read, {} now", then.inode, now.inode)
-    } else {
-        "written to after its header was read".to_owned()
-    };
-    Err(Error::Changed { path: shard.path.clone(), what })
 }
