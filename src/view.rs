@@ -17,9 +17,10 @@ use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::load::open_same;
 use crate::os;
 use crate::report::{Bound, Cache, Report, Routes, Stage, StageTime, Stages, Staging};
-use crate::source::{Fallbacks, LocalStorage, MappedFile, OpenFile, Storage};
+use crate::source::{Fallbacks, LocalStorage, MappedFile, OpenFile};
 use crate::tensor::{Element, cast};
 
 /// Bytes that are copied out of a mapping at a time for hashing.
@@ -116,10 +117,7 @@ impl Maps<'_> {
             return Ok(Arc::clone(map));
         }
         let shard = self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a shard that is not there" })?;
-        let file = LocalStorage.open(&shard.path, &self.fallbacks)?;
-        if let Some(what) = shard.identity.difference(&file.identity()) {
-            return Err(Error::Changed { path: shard.path.clone(), what });
-        }
+        let file = open_same(&LocalStorage, shard, &self.fallbacks)?;
         let map = file.map()?;
         self.open.insert(index, (file, Arc::clone(&map)));
         Ok(map)

@@ -64,7 +64,7 @@ impl<'a> Files<'a> {
 }
 
 /// Opens a shard and demands that it is the file whose header was read.
-pub(super) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
+pub(crate) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
     let file = storage.open(&shard.path, fallbacks)?;
     match shard.identity.difference(&file.identity()) {
         None => Ok(file),

@@ -17,7 +17,9 @@ use std::time::Instant;
 
 pub use loading::Loading;
 
-use files::{Files, open_same};
+pub(crate) use files::open_same;
+
+use files::Files;
 use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
