@@ -19,6 +19,7 @@ use crate::device::{DeviceLimits, Piece};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided, align_down, align_up, congruent_up};
+use crate::host;
 use crate::source::{Limits, Residency, Route};
 
 /// Above this share of resident bytes a read goes through the page cache. Break-even on the machines measured: reading a
@@ -38,7 +39,7 @@ const PAGE_BYTES: u64 = 4 << 10;
 const SHIFTED_ALIGN: u64 = 64;
 
 /// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
+const HUGE_PAGE_BYTES: u64 = host::HUGE_PAGE_BYTES as u64;
 
 /// One tensor to load: its bytes come from `runs`.
 #[derive(Debug, Clone)]
@@ -246,10 +247,12 @@ pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, opti
     }
     let mut transfers = batches.finish();
     transfers.sort_unstable_by_key(|transfer| (transfer.shard, transfer.offset, transfer.len));
-    let staged = transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. }));
-    let buffer_bytes = if staged.count() == 0 { 0 } else { options.buffer_bytes };
     let placements = wanted.iter().zip(layout.places).map(|(tensor, arena)| placement(tensor, arena)).collect();
-    Ok(LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes, placements, transfers })
+    let mut plan = LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes: 0, placements, transfers };
+    if plan.staged() > 0 {
+        plan.buffer_bytes = options.buffer_bytes;
+    }
+    Ok(plan)
 }
 
 /// Neighbouring tensors of a file that keep their distance in the arena.

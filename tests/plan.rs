@@ -177,9 +177,8 @@ fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice:
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let device = (any::<bool>(), prop::sample::select(vec![1u64, 64, 256])).prop_map(|(host_visible, align)| {
-        DeviceLimits { host_visible, keeps: true, align, streams: 1, staging: (1, 1 << 20) }
-    });
+    let device = (any::<bool>(), prop::sample::select(vec![1u64, 64, 256]))
+        .prop_map(|(host_visible, align)| DeviceLimits { host_visible, keeps: true, align, staging: (1, 1 << 20) });
     let route = prop::sample::select(vec![
         RouteChoice::Auto,
         RouteChoice::Auto,
@@ -246,7 +245,7 @@ fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
     ShardFacts { bytes, residency, direct, cached, mappable: true }
 }
 
-const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, streams: 1, staging: (1, 1 << 20) };
+const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, staging: (1, 1 << 20) };
 const AUTO: PlanOptions = PlanOptions { route: RouteChoice::Auto, buffer_bytes: 4 << 20 };
 
 #[test]

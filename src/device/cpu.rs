@@ -3,7 +3,6 @@
 //! Uploads run on a few copy threads so that the loop never copies itself. No unsafe code here: the rights to the bytes
 //! come as [`Region`]s and [`StagingBuffer`]s.
 
-use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -40,7 +39,7 @@ impl Device for CpuDevice {
 
     fn limits(&self) -> DeviceLimits {
         let align = self.align.unwrap_or(1);
-        DeviceLimits { host_visible: true, keeps: true, align, streams: 1, staging: super::CACHED_STAGING }
+        DeviceLimits { host_visible: true, keeps: true, align, staging: super::CACHED_STAGING }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
@@ -164,13 +163,6 @@ fn word(bytes: u64) -> Result<usize> {
 
 fn out_of_memory(needed: u64) -> Error {
     Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
-}
-
-/// The device behind a shared handle, as [`super::open`] gives it.
-impl From<CpuDevice> for Arc<dyn Device> {
-    fn from(device: CpuDevice) -> Self {
-        Arc::new(device)
-    }
 }
 
 #[cfg(test)]

@@ -53,8 +53,6 @@ pub struct DeviceLimits {
     pub keeps: bool,
     /// The alignment, in bytes, that every tensor gets at least; a power of two.
     pub align: u64,
-    /// Streams that are worth having at once.
-    pub streams: usize,
     /// The staging buffers that keep the device and the readers busy: their number, and the bytes of each.
     pub staging: (usize, usize),
 }

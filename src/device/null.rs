@@ -26,7 +26,7 @@ impl Device for NullDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { host_visible: false, keeps: false, align: 256, streams: 1, staging: super::CACHED_STAGING }
+        DeviceLimits { host_visible: false, keeps: false, align: 256, staging: super::CACHED_STAGING }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {

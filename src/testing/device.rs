@@ -83,7 +83,7 @@ impl Device for LazyDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { host_visible: false, keeps: true, align: 256, streams: 1, staging: (4, 64 << 10) }
+        DeviceLimits { host_visible: false, keeps: true, align: 256, staging: (4, 64 << 10) }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
