@@ -1,0 +1,1 @@
+//! Runs PTX text on the CPU.
