@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::fault::quoted;
 pub use crate::fault::{Fault, Listed};
 
 /// The result of a vramp call.
@@ -123,6 +124,20 @@ pub enum Error {
         /// Bytes that the device says are free, where it says so.
         free: Option<u64>,
     },
+    /// Converting would have made finite numbers infinite.
+    #[error(
+        "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: take a type of more range (BF16, \
+         F32), or allow it (--allow-overflow)",
+        Overflowed(tensors)
+    )]
+    Overflow {
+        /// The type that was asked for.
+        to: String,
+        /// The largest finite number that it holds.
+        reach: &'static str,
+        /// Each tensor, and how many of its numbers.
+        tensors: Vec<(String, u64)>,
+    },
     /// The caller cancelled the load.
     #[error("cancelled")]
     Cancelled,
@@ -159,6 +174,7 @@ impl Error {
             Error::Limit { .. } => "limit",
             Error::Device { .. } => "device",
             Error::OutOfMemory { .. } => "out_of_memory",
+            Error::Overflow { .. } => "overflow",
             Error::Cancelled => "cancelled",
             Error::Poisoned { .. } => "internal",
         }
@@ -171,7 +187,11 @@ impl Error {
         match self {
             Error::Mismatch { .. } => 1,
             Error::Request { .. } => 2,
-            Error::Malformed { .. } | Error::Unsupported { .. } | Error::Changed { .. } | Error::Limit { .. } => 3,
+            Error::Malformed { .. }
+            | Error::Unsupported { .. }
+            | Error::Changed { .. }
+            | Error::Limit { .. }
+            | Error::Overflow { .. } => 3,
             Error::Io { .. } | Error::NotFound { .. } => 4,
             Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
             Error::Cancelled => 130,
@@ -237,6 +257,22 @@ struct Bytes<'a>(&'a Option<Range<u64>>);
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |r| write!(f, ", bytes {}..{}", r.start, r.end))
+    }
+}
+
+/// Tensors and how many of their numbers.
+struct Overflowed<'a>(&'a [(String, u64)]);
+
+impl fmt::Display for Overflowed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, count)) in self.0.iter().take(Listed::SHOWN).enumerate() {
+            let (comma, plural) = (if index > 0 { ", " } else { "" }, if *count == 1 { "" } else { "s" });
+            write!(f, "{comma}{} ({count} number{plural})", quoted(name))?;
+        }
+        match self.0.len().saturating_sub(Listed::SHOWN) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more tensors"),
+        }
     }
 }
 

@@ -45,12 +45,14 @@
 //! signal because a file shrank, panic on what it reads, read environment variables, print.
 
 pub mod checkpoint;
+pub mod convert;
 pub mod device;
 pub mod digest;
 pub mod dtype;
 pub mod error;
 pub mod estimate;
 pub mod extent;
+pub mod fallback;
 mod fault;
 pub mod host;
 pub mod load;

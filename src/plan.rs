@@ -7,15 +7,17 @@
 //! 1. *Placement.* Where reads may land in the arena, neighbouring tensors of a file keep their distance (a *segment*), and
 //!    a segment keeps the file's residue modulo the direct-I/O block, so that `O_DIRECT` writes it in place. Elsewhere
 //!    tensors are packed at the device's alignment.
+//!    A caller may also say where each tensor goes: in memory that it has already.
 //! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie
-//!    misaligned, crumbs) is read into staging buffers, near extents merged, and copied piece by piece.
+//!    misaligned, tensors to be converted, crumbs) is read into staging buffers, near extents merged, and copied or
+//!    converted piece by piece.
 //! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::{DeviceLimits, Piece};
+use crate::device::{BlockScale, Cast, DeviceLimits, Piece};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided, align_down, align_up, congruent_up};
@@ -38,6 +40,12 @@ const PAGE_BYTES: u64 = 4 << 10;
 /// Tensors that cannot keep their residue start on multiples of this: a cache line, the widest vector.
 const SHIFTED_ALIGN: u64 = 64;
 
+/// Pieces of one staged read, at most: what a device must keep for each upload is bounded by it.
+pub const MAX_PIECES: usize = 1024;
+
+/// Staged reads of tensors to be converted are cut at multiples of this: no element type is wider.
+const WIDEST_ELEMENT_BYTES: u64 = 8;
+
 /// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
 const HUGE_PAGE_BYTES: u64 = host::HUGE_PAGE_BYTES as u64;
 
@@ -52,10 +60,23 @@ pub struct Wanted {
     pub dtype: Dtype,
     /// Shape after slicing.
     pub shape: Arc<[u64]>,
-    /// Bytes after slicing.
+    /// Bytes after slicing and converting.
     pub bytes: u64,
-    /// Where the bytes are; together they give each byte of the tensor once.
+    /// Where the bytes are; together they give each byte of the tensor once. `at` counts bytes as stored.
     pub runs: Vec<Strided>,
+    /// How the elements are converted, if they are.
+    pub cast: Option<WantedCast>,
+    /// Where the tensor goes, in an arena that the caller has; for all tensors of a plan or for none.
+    pub place: Option<u64>,
+}
+
+/// How the elements of a tensor are converted while they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WantedCast {
+    /// From what to what, and by which scales (their `first` is the plan's to set).
+    pub cast: Cast,
+    /// Where in its file the first element of the tensor as stored lies.
+    pub origin: u64,
 }
 
 /// What the plan must know of one file.
@@ -121,6 +142,23 @@ pub struct LoadPlan {
     pub placements: Vec<Placement>,
     /// The reads, by file and offset.
     pub transfers: Vec<Transfer>,
+    /// The tables of scales that converting needs, read before everything else.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scales: Vec<ScaleTable>,
+}
+
+/// A tensor that holds the scales of quantised ones.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ScaleTable {
+    /// Its name as stored.
+    pub name: Arc<str>,
+    /// The tensors that it scales, by the names they are handed out under.
+    pub scales: Vec<Arc<str>>,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Where its bytes are.
+    #[serde(skip)]
+    pub runs: Vec<Strided>,
 }
 
 /// Where a tensor lies in the arena.
@@ -179,6 +217,9 @@ pub struct PlacedPiece {
     pub piece: Piece,
     /// First byte in the arena.
     pub arena: u64,
+    /// The tensor, as an index of the placements, if the piece is converted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<usize>,
 }
 
 impl Placement {
@@ -235,8 +276,11 @@ impl LoadPlan {
 /// # Errors
 /// When sizes do not fit 64 bits, or a staging buffer is too small for a block of direct I/O.
 pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
-    let layout =
-        if device.host_visible { place_in_segments(wanted, shards, device)? } else { place_packed(wanted, device)? };
+    let layout = match device.host_visible {
+        _ if wanted.iter().any(|tensor| tensor.place.is_some()) => place_as_told(wanted)?,
+        true => place_in_segments(wanted, shards, device)?,
+        false => place_packed(wanted, device)?,
+    };
     let mut transfers = Vec::new();
     for segment in &layout.segments {
         cut_segment(segment, facts(shards, segment.shard)?, options, &mut transfers);
@@ -248,7 +292,8 @@ pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, opti
     let mut transfers = batches.finish();
     transfers.sort_unstable_by_key(|transfer| (transfer.shard, transfer.offset, transfer.len));
     let placements = wanted.iter().zip(layout.places).map(|(tensor, arena)| placement(tensor, arena)).collect();
-    let mut plan = LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes: 0, placements, transfers };
+    let mut plan =
+        LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes: 0, placements, transfers, scales: Vec::new() };
     if plan.staged() > 0 {
         plan.buffer_bytes = options.buffer_bytes;
     }
@@ -265,8 +310,43 @@ struct Segment {
     direct: bool,
 }
 
-/// Runs that are read through a staging buffer, and where they go. `at` of the runs counts from the start of the arena.
-type Item = Strided;
+/// Runs of a tensor that are read through a staging buffer.
+#[derive(Debug, Clone, Copy)]
+struct Item {
+    runs: Strided,
+    to: Destination,
+}
+
+/// The tensor that bytes belong to.
+#[derive(Debug, Clone, Copy)]
+struct Destination {
+    /// Index in the order of the selection.
+    tensor: usize,
+    /// Its first byte in the arena.
+    arena: u64,
+    cast: Option<WantedCast>,
+}
+
+impl Destination {
+    /// Where the byte number `at` of the tensor as stored goes.
+    fn place(&self, at: u64) -> u64 {
+        self.arena + self.cast.map_or(at, |wanted| wanted.cast.converted(at))
+    }
+
+    /// The conversion of a piece that begins at `offset` of the file.
+    fn cast_at(&self, offset: u64) -> Option<Cast> {
+        self.cast.map(|WantedCast { cast, origin }| {
+            let first = offset.saturating_sub(origin) / cast.from.bytes();
+            Cast { scale: cast.scale.map(|scale| BlockScale { first, ..scale }), ..cast }
+        })
+    }
+}
+
+/// All runs of a tensor that lies at `arena`.
+fn items(tensor: usize, wanted: &Wanted, arena: u64) -> impl Iterator<Item = Item> + '_ {
+    let to = Destination { tensor, arena, cast: wanted.cast };
+    wanted.runs.iter().map(move |&runs| Item { runs, to })
+}
 
 struct Layout {
     arena_bytes: u64,
@@ -309,10 +389,40 @@ fn place_packed(wanted: &[Wanted], device: DeviceLimits) -> Result<Layout> {
         let tensor = &wanted[index];
         let arena = align_up(cursor, device.align.max(tensor.dtype.alignment()));
         cursor = end_of(arena, tensor)?;
-        loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
+        loose.extend(items(index, tensor, arena));
         places[index] = arena;
     }
     Ok(Layout { arena_bytes: cursor, places, segments: Vec::new(), loose })
+}
+
+/// Each tensor where the caller wants it.
+fn place_as_told(wanted: &[Wanted]) -> Result<Layout> {
+    let refuse = |what: String| Err(Error::Request { what, hint: None });
+    let mut order: Vec<(u64, usize)> = Vec::with_capacity(wanted.len());
+    for (index, tensor) in wanted.iter().enumerate() {
+        let Some(place) = tensor.place else {
+            return refuse(format!("tensor {:?} has been given no place in the memory to load into", tensor.name));
+        };
+        let align = tensor.dtype.alignment();
+        if !place.is_multiple_of(align) {
+            return refuse(format!("tensor {:?} cannot lie at byte {place}: {align}-byte elements", tensor.name));
+        }
+        order.push((place, index));
+    }
+    order.sort_unstable();
+    let mut end = 0;
+    for (at, &(place, index)) in order.iter().enumerate() {
+        if place < end {
+            let (before, tensor) = (&wanted[order[at - 1].1].name, &wanted[index].name);
+            return refuse(format!("tensor {tensor:?} would lie at byte {place}, but {before:?} ends at byte {end}"));
+        }
+        end = end_of(place, &wanted[index])?;
+    }
+    let places: Vec<u64> = wanted.iter().map(|tensor| tensor.place.unwrap_or(0)).collect();
+    let all = wanted.iter().zip(&places).enumerate();
+    let mut loose: Vec<Item> = all.flat_map(|(index, (tensor, &place))| items(index, tensor, place)).collect();
+    loose.sort_unstable_by_key(|item| (item.runs.shard, item.runs.offset));
+    Ok(Layout { arena_bytes: end, places, segments: Vec::new(), loose })
 }
 
 /// Indices of the tensors by file and by the offset of their first byte.
@@ -355,10 +465,10 @@ fn place_in_segments(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLim
         let tensor = &wanted[index];
         let arena = align_up(layout.arena_bytes, device.align.max(tensor.dtype.alignment()).max(SHIFTED_ALIGN));
         layout.arena_bytes = end_of(arena, tensor)?;
-        layout.loose.extend(tensor.runs.iter().map(|run| Strided { at: run.at + arena, ..*run }));
+        layout.loose.extend(items(index, tensor, arena));
         layout.places[index] = arena;
     }
-    layout.loose.sort_unstable_by_key(|item| (item.shard, item.offset));
+    layout.loose.sort_unstable_by_key(|item| (item.runs.shard, item.runs.offset));
     Ok(layout)
 }
 
@@ -374,7 +484,7 @@ struct Member {
 impl Member {
     fn of(index: usize, tensor: &Wanted, device: DeviceLimits) -> Option<Member> {
         match tensor.runs.as_slice() {
-            [run] if run.count == 1 && run.run > 0 => Some(Member {
+            [run] if run.count == 1 && run.run > 0 && tensor.cast.is_none() => Some(Member {
                 index,
                 shard: run.shard,
                 offset: run.offset,
@@ -442,8 +552,7 @@ impl Group {
         for member in &self.members {
             layout.places[member.index] = place(member);
             if small {
-                let run = &wanted[member.index].runs[0];
-                layout.loose.push(Strided { at: place(member), ..*run });
+                layout.loose.extend(items(member.index, &wanted[member.index], place(member)));
             }
         }
         if !small {
@@ -496,7 +605,13 @@ fn cut_segment(segment: &Segment, facts: &ShardFacts, options: PlanOptions, tran
         transfers.push(if in_place {
             Transfer { shard, offset, len, route, landing: Landing::InPlace { arena } }
         } else {
-            staged_transfer(shard, offset..end, route, facts, vec![(offset, Piece::contiguous(0, len), arena)])
+            staged_transfer(
+                shard,
+                offset..end,
+                route,
+                facts,
+                vec![Loose { offset, piece: Piece::contiguous(0, len), arena, tensor: None }],
+            )
         });
         offset = end;
     }
@@ -508,20 +623,24 @@ fn staged_max(facts: &ShardFacts, options: PlanOptions) -> u64 {
     options.buffer_bytes.saturating_sub(2 * (block - 1))
 }
 
-/// A staged read of `range`, widened to whole blocks for direct I/O. Pieces come with the file offset they start at.
+/// A staged read of `range`, widened to whole blocks for direct I/O.
 fn staged_transfer(
     shard: ShardIndex,
     range: Range<u64>,
     route: Route,
     facts: &ShardFacts,
-    pieces: Vec<(u64, Piece, u64)>,
+    pieces: Vec<Loose>,
 ) -> Transfer {
     let block = limits_of(route, facts).align;
     let offset = align_down(range.start, block);
     let end = align_up(range.end, block).min(facts.bytes.max(range.end));
     let pieces = pieces
         .into_iter()
-        .map(|(from, piece, arena)| PlacedPiece { piece: Piece { at: from - offset, ..piece }, arena })
+        .map(|Loose { offset: from, piece, arena, tensor }| PlacedPiece {
+            piece: Piece { at: from - offset, ..piece },
+            arena,
+            tensor,
+        })
         .collect();
     Transfer { shard, offset, len: end - offset, route, landing: Landing::Staged { pieces } }
 }
@@ -534,11 +653,33 @@ struct Batches<'a> {
     open: Option<Batch>,
 }
 
-/// A staged read in the making: pieces come with the file offset they start at, and with their place in the arena.
+/// A piece of a staged read in the making.
+struct Loose {
+    /// Where it begins in the file; `at` of the piece is still to be set.
+    offset: u64,
+    piece: Piece,
+    arena: u64,
+    tensor: Option<usize>,
+}
+
+impl Loose {
+    /// Takes `next` in, if it goes on where this one ends, in the file and in the arena: one copy instead of two.
+    fn join(&mut self, next: &Loose) -> bool {
+        let plain = |piece: &Piece| piece.count == 1 && piece.cast.is_none();
+        let follows = self.offset + self.piece.run == next.offset && self.arena + self.piece.run == next.arena;
+        let joins = plain(&self.piece) && plain(&next.piece) && follows;
+        if joins {
+            self.piece = Piece::contiguous(0, self.piece.run + next.piece.run);
+        }
+        joins
+    }
+}
+
+/// A staged read in the making.
 struct Batch {
     shard: ShardIndex,
     file: Range<u64>,
-    pieces: Vec<(u64, Piece, u64)>,
+    pieces: Vec<Loose>,
 }
 
 /// What a batch may become: bytes in all, and bytes between two pieces.
@@ -551,65 +692,72 @@ struct Room {
 impl Batches<'_> {
     /// Adds an item: rows that lie close together as they are, others run by run, long runs cut.
     fn add(&mut self, item: Item) -> Result<()> {
-        let facts = facts(self.shards, item.shard)?;
+        let Item { runs, to } = item;
+        let facts = facts(self.shards, runs.shard)?;
         let room = Room { max: staged_max(facts, self.options), gap: limits_of(Route::Direct, facts).gap };
-        if room.max == 0 {
+        if room.max == 0 || to.cast.is_some() && room.max < WIDEST_ELEMENT_BYTES {
             let (limit, found) = (self.options.buffer_bytes, facts.direct.map_or(1, |limits| limits.align) * 2);
             let what = "the space that one block of direct I/O needs in a staging buffer".to_owned();
             return Err(Error::Limit { what, limit, found, hint: Some("use larger --staging buffers".to_owned()) });
         }
-        if item.run == 0 || item.count == 0 {
+        if runs.run == 0 || runs.count == 0 {
             return Ok(());
         }
-        let sparse = item.count > 1 && item.stride.saturating_sub(item.run) > room.gap;
-        let scattered = item.count > 1 && item.at_stride != item.run;
-        if sparse || scattered || item.run > room.max {
-            (0..item.count).for_each(|index| self.add_run(item.nth(index), room));
+        let sparse = runs.count > 1 && runs.stride.saturating_sub(runs.run) > room.gap;
+        let scattered = runs.count > 1 && runs.at_stride != runs.run;
+        if sparse || scattered || runs.run > room.max {
+            (0..runs.count).for_each(|index| self.add_run(runs.nth(index), to, room));
         } else {
-            self.add_rows(item, room);
+            self.add_rows(runs, to, room);
         }
         Ok(())
     }
 
     /// Adds one run, cut where it is longer than a buffer.
-    fn add_run(&mut self, run: Item, room: Room) {
+    fn add_run(&mut self, run: Strided, to: Destination, room: Room) {
+        let longest = if to.cast.is_some() { align_down(room.max, WIDEST_ELEMENT_BYTES) } else { room.max };
         let mut done = 0;
         while done < run.run {
-            let len = (run.run - done).min(room.max);
-            let file = run.offset + done..run.offset + done + len;
-            self.push(run.shard, file, Piece::contiguous(0, len), run.at + done, room);
+            let len = (run.run - done).min(longest);
+            let part = Strided { offset: run.offset + done, run: len, stride: len, at: run.at + done, ..run };
+            self.push(part, to, room);
             done += len;
         }
     }
 
     /// Adds rows, as many in one read as fit.
-    fn add_rows(&mut self, item: Item, room: Room) {
-        let fitting = (room.max - item.run) / item.stride.max(1) + 1;
+    fn add_rows(&mut self, rows: Strided, to: Destination, room: Room) {
+        let fitting = (room.max - rows.run) / rows.stride.max(1) + 1;
         let mut row = 0;
-        while row < item.count {
-            let first = item.nth(row);
-            let count = fitting.min(item.count - row);
-            let rows = Strided { count, stride: item.stride, at_stride: item.at_stride, ..first };
-            let piece = Piece { at: 0, run: rows.run, stride: rows.stride, count };
-            self.push(item.shard, rows.offset..rows.end(), piece, rows.at, room);
+        while row < rows.count {
+            let count = fitting.min(rows.count - row);
+            let part = Strided { count, stride: rows.stride, at_stride: rows.at_stride, ..rows.nth(row) };
+            self.push(part, to, room);
             row += count;
         }
     }
 
     /// Adds a piece to the open batch if it is near and fits, else to a new one.
-    fn push(&mut self, shard: ShardIndex, file: Range<u64>, piece: Piece, arena: u64, room: Room) {
+    fn push(&mut self, part: Strided, to: Destination, room: Room) {
+        let Strided { shard, offset, run, stride, count, .. } = part;
+        let file = offset..part.end();
+        let piece = Piece { at: 0, run, stride, count, cast: to.cast_at(offset) };
+        let next = Loose { offset, piece, arena: to.place(part.at), tensor: to.cast.map(|_| to.tensor) };
         let fits = self.open.as_ref().is_some_and(|batch| {
             batch.shard == shard
                 && file.start >= batch.file.start
                 && file.start <= batch.file.end.saturating_add(room.gap)
                 && file.end.max(batch.file.end) - batch.file.start <= room.max
+                && batch.pieces.len() < MAX_PIECES
         });
         if !fits {
             self.close();
         }
         let batch = self.open.get_or_insert_with(|| Batch { shard, file: file.clone(), pieces: Vec::new() });
         batch.file.end = batch.file.end.max(file.end);
-        batch.pieces.push((file.start, piece, arena));
+        if !batch.pieces.last_mut().is_some_and(|last| last.join(&next)) {
+            batch.pieces.push(next);
+        }
     }
 
     fn close(&mut self) {

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::source::Fallback;
+use crate::fallback::Fallback;
 
 /// The report of one load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -107,7 +107,7 @@ pub struct Stages {
     pub stage: StageTime,
     /// Bytes that went on from staging buffers, and the time from the first to the last upload.
     pub upload: StageTime,
-    /// Work of the device on bytes that it has: none yet.
+    /// Converting: seconds that the device's kernels or the host's copy threads together were at work, and the bytes they took.
     pub kernels: StageTime,
     /// The loop waited for reads.
     pub wait_read: StageTime,

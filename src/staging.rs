@@ -5,8 +5,9 @@
 //! write-combined), so that it can be hashed where it lies.
 #![allow(unsafe_code)] // hands out disjoint slices of one block, one holder each
 
+use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::host::HostBlock;
 use crate::os;
@@ -17,8 +18,15 @@ pub struct StagingPool {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+/// What a device does to the memory of a pool (locking it), in its own time. It goes before the memory does.
+pub trait Preparation: Send + Sync {
+    /// Waits until the buffer number `index` may be handed to the device.
+    fn wait(&self, index: usize);
+}
+
 struct Inner {
+    /// Before `block`: fields are dropped in this order.
+    preparation: OnceLock<Box<dyn Preparation>>,
     block: HostBlock,
     buffer_bytes: usize,
     count: usize,
@@ -32,12 +40,28 @@ pub struct StagingBuffer {
     index: usize,
 }
 
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} buffers of {} bytes", self.count, self.buffer_bytes)
+    }
+}
+
 impl StagingPool {
     /// Makes `count` buffers of `buffer_bytes` bytes each and faults them in.
     ///
     /// # Errors
     /// When the memory cannot be had.
     pub fn new(count: usize, buffer_bytes: usize) -> io::Result<StagingPool> {
+        let pool = StagingPool::reserve(count, buffer_bytes)?;
+        pool.block().populate(0..pool.block().len());
+        Ok(pool)
+    }
+
+    /// Makes `count` buffers of `buffer_bytes` bytes each, whose pages come when they are touched.
+    ///
+    /// # Errors
+    /// When the memory cannot be had.
+    pub fn reserve(count: usize, buffer_bytes: usize) -> io::Result<StagingPool> {
         let out_of_memory = || io::Error::from(io::ErrorKind::OutOfMemory);
         let total = count.checked_mul(buffer_bytes).ok_or_else(out_of_memory)?;
         // Asked first: the kernel does not refuse to fill more memory than there is, it ends the process.
@@ -47,9 +71,14 @@ impl StagingPool {
         let mut free = Vec::new();
         free.try_reserve_exact(count).map_err(|_| out_of_memory())?;
         free.extend((0..count).rev());
-        let block = HostBlock::new(total)?;
-        block.populate(0..total);
-        Ok(StagingPool { inner: Arc::new(Inner { block, buffer_bytes, count, free: Mutex::new(free) }) })
+        let (block, preparation) = (HostBlock::new(total)?, OnceLock::new());
+        Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free: Mutex::new(free) }) })
+    }
+
+    /// Has `preparation` go on with the pool's memory: it is asked before a buffer is handed to the device, and it is dropped
+    /// before the memory is given back. The first one stays.
+    pub fn prepare_by(&self, preparation: Box<dyn Preparation>) {
+        let _ = self.inner.preparation.set(preparation);
     }
 
     /// Takes a free buffer; `None` while all are held.
@@ -93,6 +122,13 @@ impl StagingBuffer {
     /// Whether the buffer has no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Waits until the device has prepared the buffer, where it does such a thing.
+    pub fn wait_prepared(&self) {
+        if let Some(preparation) = self.inner.preparation.get() {
+            preparation.wait(self.index);
+        }
     }
 
     /// The bytes.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// Rooms from the bottom up; those of one line do not know each other.
 const LAYERS: &[&[&str]] = &[
-    &["dtype", "extent", "digest"],
-    &["fault"],
+    &["dtype", "extent", "digest", "fallback"],
+    &["fault", "convert"],
     &["error"],
     &["host", "os"],
     &["staging"],

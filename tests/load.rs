@@ -9,7 +9,7 @@ use vramp::device::{Arena, CpuDevice, Device, DeviceLimits, NullDevice, Stream};
 use vramp::load::{Cancel, Loaded, Loader, Observer, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::Staging;
-use vramp::source::{Completed, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
+use vramp::source::{Completed, Fallbacks, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
 use vramp::staging::StagingPool;
 use vramp::testing::{FaultySource, Gate, LazyDevice, MemoryFile, Random, ShuffledQueue, Synthetic, Trouble, watched};
 use vramp::{Error, Result};
@@ -145,8 +145,8 @@ impl Device for SpyDevice {
         self.inner.limits()
     }
 
-    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
-        let pool = self.inner.staging(count, buffer_bytes)?;
+    fn staging(&self, count: usize, buffer_bytes: usize, fallbacks: &Fallbacks) -> Result<StagingPool> {
+        let pool = self.inner.staging(count, buffer_bytes, fallbacks)?;
         self.pools.lock().unwrap().push(pool.clone());
         Ok(pool)
     }

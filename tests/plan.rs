@@ -173,7 +173,7 @@ fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice:
     // Column slices here are bytes of any width, so they are bytes.
     let dtype = if runs.iter().any(|run| run.count > 1) { Dtype::U8 } else { dtype };
     let name: Arc<str> = format!("{shard}.{index}").into();
-    Some(Wanted { name, aliases: Vec::new(), dtype, shape: [bytes].into(), bytes, runs })
+    Some(Wanted { name, aliases: Vec::new(), dtype, shape: [bytes].into(), bytes, runs, cast: None, place: None })
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -236,7 +236,16 @@ proptest! {
 
 fn whole(name: &str, dtype: Dtype, offset: u64, len: u64) -> Wanted {
     let runs = vec![Strided::contiguous(Extent { shard: 0, offset, len }, 0)];
-    Wanted { name: name.into(), aliases: Vec::new(), dtype, shape: [len].into(), bytes: len, runs }
+    Wanted {
+        name: name.into(),
+        aliases: Vec::new(),
+        dtype,
+        shape: [len].into(),
+        bytes: len,
+        runs,
+        cast: None,
+        place: None,
+    }
 }
 
 fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
@@ -303,6 +312,8 @@ fn narrow_columns_are_read_once_with_their_gaps_and_far_ones_are_not() {
             shape: [].into(),
             bytes,
             runs: vec![runs],
+            cast: None,
+            place: None,
         }]
     };
     let bytes = 1 << 30;

@@ -4,6 +4,7 @@
 //! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
 //! to one checkpoint; [`selection`] says what to load of it, [`strict`] whether it is what a model needs.
 
+mod casts;
 mod dcp;
 mod folder;
 mod hub;
@@ -22,6 +23,8 @@ mod tensor_parallel;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use casts::scaled_names;
+pub use casts::{Casts, ConvertedTensor};
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 

@@ -3,12 +3,16 @@
 //! Uploads run on a few copy threads so that the loop never copies itself. No unsafe code here: the rights to the bytes
 //! come as [`Region`]s and [`StagingBuffer`]s.
 
+use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::{Arena, Device, DeviceLimits, InFlight, Piece, Region, Stream, Upload};
+use super::{Arena, Cast, Device, DeviceLimits, InFlight, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
+use crate::convert::convert;
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::host::HostBlock;
 use crate::os;
 use crate::staging::{StagingBuffer, StagingPool};
@@ -42,7 +46,7 @@ impl Device for CpuDevice {
         DeviceLimits { host_visible: true, keeps: true, align, staging: super::CACHED_STAGING }
     }
 
-    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+    fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {
         StagingPool::new(count, buffer_bytes)
             .map_err(|_| out_of_memory((count as u64).saturating_mul(buffer_bytes as u64)))
     }
@@ -65,40 +69,53 @@ struct CopyStream {
     /// `None` where the machine gave no thread at all: the uploader copies.
     jobs: Option<Sender<Job>>,
     threads: Vec<thread::JoinHandle<()>>,
+    scales: Arc<[Arc<[f32]>]>,
 }
 
 struct Job {
     buffer: StagingBuffer,
     pieces: Vec<(Piece, Region)>,
+    scales: Arc<[Arc<[f32]>]>,
     done: Sender<Finished>,
 }
 
-type Finished = Result<(StagingBuffer, Vec<Region>)>;
+impl Job {
+    /// Copies each piece of the buffer into its region, converting what is to be converted.
+    fn run(self) {
+        // A receiver that is gone means that the load gave up; the job's rights drop here.
+        let _ = self.done.send(scatter(self.buffer, self.pieces, &self.scales));
+    }
+}
+
+type Finished = Result<Uploaded>;
 
 impl CopyStream {
     fn new(threads: usize) -> CopyStream {
         let (jobs, queue) = crossbeam_channel::unbounded::<Job>();
         let work = |queue: Receiver<Job>| {
             move || {
-                for job in queue {
-                    // A receiver that is gone means that the load gave up; the job's rights drop here.
-                    let _ = job.done.send(scatter(job.buffer, job.pieces));
-                }
+                queue.into_iter().for_each(Job::run);
             }
         };
         let start = |_| thread::Builder::new().name("vramp-copy".to_owned()).spawn(work(queue.clone())).ok();
         let threads: Vec<_> = (0..threads).filter_map(start).collect();
-        CopyStream { jobs: (!threads.is_empty()).then_some(jobs), threads }
+        CopyStream { jobs: (!threads.is_empty()).then_some(jobs), threads, scales: Arc::new([]) }
     }
 }
 
 impl Stream for CopyStream {
+    fn prepare(&mut self, needs: &StreamNeeds) -> Result<()> {
+        self.scales = needs.scales.as_slice().into();
+        Ok(())
+    }
+
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         let (done, receiver) = crossbeam_channel::bounded(1);
         let ended = |_| Error::Poisoned { what: "a copy thread ended" };
+        let job = Job { buffer, pieces, scales: Arc::clone(&self.scales), done };
         match &self.jobs {
-            Some(jobs) => jobs.send(Job { buffer, pieces, done }).map_err(ended)?,
-            None => drop(done.send(scatter(buffer, pieces))),
+            Some(jobs) => jobs.send(job).map_err(ended)?,
+            None => job.run(),
         }
         Ok(Box::new(Copying { receiver }))
     }
@@ -128,33 +145,70 @@ impl Upload for Copying {
 }
 
 /// Copies each piece of the buffer into its region.
-fn scatter(buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Finished {
+fn scatter(buffer: StagingBuffer, pieces: Vec<(Piece, Region)>, scales: &[Arc<[f32]>]) -> Finished {
     let mut regions = Vec::with_capacity(pieces.len());
-    for (piece, mut region) in pieces {
-        copy_piece(buffer.bytes(), &piece, &mut region)?;
+    let (mut overflows, mut convert_seconds) = (Vec::new(), 0.0);
+    for (index, (piece, mut region)) in pieces.into_iter().enumerate() {
+        match piece.cast {
+            None => copy_piece(buffer.bytes(), &piece, &mut region)?,
+            Some(cast) => {
+                let started = Instant::now();
+                let overflowed = convert_piece(buffer.bytes(), &piece, cast, scales, &mut region)?;
+                convert_seconds += started.elapsed().as_secs_f64();
+                overflows.extend((overflowed > 0).then_some((index, overflowed)));
+            }
+        }
         regions.push(region);
     }
-    Ok((buffer, regions))
+    Ok(Uploaded { buffer, regions, overflows, convert_seconds })
 }
 
 /// Packs the runs of one piece into its region.
 fn copy_piece(source: &[u8], piece: &Piece, region: &mut Region) -> Result<()> {
-    let bad = || Error::Poisoned { what: "a piece leaves its staging buffer or its region" };
-    let target = region.bytes_mut().ok_or_else(bad)?;
-    let (run, stride) = (word(piece.run)?, word(piece.stride)?);
+    for_each_run(source, piece, region, |_, from, to| {
+        to.copy_from_slice(from);
+        Ok(())
+    })
+}
+
+/// Converts the runs of one piece into its region. Returns how many finite values became infinite.
+fn convert_piece(source: &[u8], piece: &Piece, cast: Cast, scales: &[Arc<[f32]>], region: &mut Region) -> Result<u64> {
+    let mut overflowed = 0;
+    for_each_run(source, piece, region, |index, from, to| {
+        let skipped = index * (piece.stride / cast.from.bytes());
+        let scales = cast.scale.map(|scale| scale.table_in(scales, skipped)).transpose()?;
+        overflowed += convert(from, cast.from, to, cast.to, scales).map_err(|_| misfit())?;
+        Ok(())
+    })?;
+    Ok(overflowed)
+}
+
+/// Calls `work` with the number of each run of a piece, its bytes in the buffer and its place in the region.
+fn for_each_run(
+    source: &[u8],
+    piece: &Piece,
+    region: &mut Region,
+    mut work: impl FnMut(u64, &[u8], &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let target = region.bytes_mut().ok_or_else(misfit)?;
     if target.len() as u64 != piece.len() {
-        return Err(bad());
+        return Err(misfit());
     }
-    if run == 0 {
+    if target.is_empty() {
         return Ok(());
     }
+    let (run, stride) = (word(piece.run)?, word(piece.stride)?);
     let mut at = word(piece.at)?;
-    for chunk in target.chunks_exact_mut(run) {
-        let from = at.checked_add(run).and_then(|end| source.get(at..end)).ok_or_else(bad)?;
-        chunk.copy_from_slice(from);
+    for (index, chunk) in (0..).zip(target.chunks_exact_mut(word(piece.len() / piece.count)?)) {
+        let from = at.checked_add(run).and_then(|end| source.get(at..end)).ok_or_else(misfit)?;
+        work(index, from, chunk)?;
         at = at.saturating_add(stride);
     }
     Ok(())
+}
+
+fn misfit() -> Error {
+    Error::Poisoned { what: "a piece leaves its staging buffer, its region or its scales" }
 }
 
 fn word(bytes: u64) -> Result<usize> {
@@ -182,10 +236,13 @@ mod tests {
     #[test]
     fn numbers_that_make_no_sense_are_errors() {
         let device = CpuDevice::new();
-        assert!(matches!(device.staging(usize::MAX, usize::MAX), Err(Error::OutOfMemory { .. })));
-        assert!(matches!(device.staging(usize::MAX, 0), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(
+            device.staging(usize::MAX, usize::MAX, &Fallbacks::default()),
+            Err(Error::OutOfMemory { .. })
+        ));
+        assert!(matches!(device.staging(usize::MAX, 0, &Fallbacks::default()), Err(Error::OutOfMemory { .. })));
         assert_eq!(CpuDevice::with_align(u64::MAX).limits().align, 1 << 63);
-        let piece = Piece { at: 0, run: 1 << 40, stride: 0, count: 1 << 40 };
+        let piece = Piece { at: 0, run: 1 << 40, stride: 0, count: 1 << 40, cast: None };
         assert_eq!(piece.len(), u64::MAX);
     }
 }

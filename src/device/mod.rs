@@ -14,7 +14,9 @@ pub use cpu::CpuDevice;
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
+use crate::convert::{Float, Scales};
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// Where tensors end up.
@@ -25,11 +27,12 @@ pub trait Device: Send + Sync {
     /// What the device can do and how it wants tensors laid out.
     fn limits(&self) -> DeviceLimits;
 
-    /// Makes the staging buffers of a load, once.
+    /// Makes the staging buffers of a load, once. What could not be had as wanted (memory that the device will not lock) is
+    /// noted in `fallbacks`.
     ///
     /// # Errors
     /// When the memory cannot be had.
-    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool>;
+    fn staging(&self, count: usize, buffer_bytes: usize, fallbacks: &Fallbacks) -> Result<StagingPool>;
 
     /// Allocates one arena of `bytes` bytes.
     ///
@@ -62,7 +65,8 @@ pub struct DeviceLimits {
 const CACHED_STAGING: (usize, usize) = (8, 2 << 20);
 
 /// One run of equal pieces inside a staging buffer, packed one after the other into a region:
-/// `count` runs of `run` bytes, the first at `at`, each `stride` bytes after the one before it.
+/// `count` runs of `run` bytes, the first at `at`, each `stride` bytes after the one before it; converted on the way if the
+/// piece has a [`Cast`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Piece {
     /// First byte inside the staging buffer.
@@ -73,27 +77,121 @@ pub struct Piece {
     pub stride: u64,
     /// Number of runs.
     pub count: u64,
+    /// How the elements are converted; `None`: the bytes are copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cast: Option<Cast>,
+}
+
+/// A conversion of floating-point elements, from what the file holds to what the region gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct Cast {
+    /// What the elements are.
+    pub from: Float,
+    /// What they become.
+    pub to: Float,
+    /// The scales that they are multiplied by, for quantised weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale: Option<BlockScale>,
+}
+
+/// Where the scales of a piece's elements are: the tensor is cut into blocks of `block_rows` by `block_columns` elements
+/// (all dimensions but the last count as rows), and each block has one entry of the table, row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct BlockScale {
+    /// Which of the load's tables ([`StreamNeeds::scales`]).
+    pub table: usize,
+    /// The index, in the whole tensor as stored, of the piece's first element.
+    pub first: u64,
+    /// Elements of a row.
+    pub columns: u64,
+    /// Rows of a block.
+    pub block_rows: u64,
+    /// Columns of a block.
+    pub block_columns: u64,
 }
 
 impl Piece {
     /// A piece of one run.
     pub fn contiguous(at: u64, len: u64) -> Piece {
-        Piece { at, run: len, stride: len, count: 1 }
+        Piece { at, run: len, stride: len, count: 1, cast: None }
     }
 
     /// Bytes it puts into the region.
     pub fn len(&self) -> u64 {
+        let taken = self.taken();
+        self.cast.map_or(taken, |cast| cast.converted(taken))
+    }
+
+    /// Bytes it takes from the buffer.
+    pub fn taken(&self) -> u64 {
         self.run.saturating_mul(self.count)
+    }
+
+    /// One past the last byte of the buffer that it takes, saturating.
+    pub fn end(&self) -> u64 {
+        let gaps = self.count.saturating_sub(1).saturating_mul(self.stride);
+        self.at.saturating_add(gaps).saturating_add(if self.count == 0 { 0 } else { self.run })
     }
 
     /// Whether it puts nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Whether starting a copy of its own costs more than the copy: a few bytes, or many short rows.
+    pub fn is_crumb(&self) -> bool {
+        self.cast.is_none() && if self.count > 1 { self.run < CRUMB_ROW_BYTES } else { self.run < CRUMB_BYTES }
+    }
+}
+
+/// A copy engine starts a copy in the time in which it moves about this many bytes.
+const CRUMB_BYTES: u64 = 32 << 10;
+
+/// Rows of a strided copy below this many bytes do not fill what the link carries at a time.
+const CRUMB_ROW_BYTES: u64 = 512;
+
+impl BlockScale {
+    /// The scales of the elements from number `skipped` of the piece on.
+    ///
+    /// # Errors
+    /// When there is no such table.
+    pub fn table_in<'a>(&self, scales: &'a [Arc<[f32]>], skipped: u64) -> Result<Scales<'a>> {
+        let values = scales.get(self.table).ok_or(Error::Poisoned { what: "a table of scales that nobody loaded" })?;
+        let BlockScale { first, columns, block_rows, block_columns, .. } = *self;
+        Ok(Scales { values, first: first.saturating_add(skipped), columns, block_rows, block_columns })
+    }
+}
+
+impl Cast {
+    /// The bytes that `bytes` bytes of elements become.
+    pub fn converted(&self, bytes: u64) -> u64 {
+        (bytes / self.from.bytes()).saturating_mul(self.to.bytes())
+    }
+}
+
+/// What the uploads of a load will ask of a stream beyond plain copies.
+#[derive(Debug, Clone, Default)]
+pub struct StreamNeeds {
+    /// Number of staging buffers: uploads in flight are never more.
+    pub buffers: usize,
+    /// Bytes of a staging buffer.
+    pub buffer_bytes: usize,
+    /// Whether pieces are converted.
+    pub casts: bool,
+    /// Small pieces and short runs, in all uploads together: worth collecting on the device where they are many.
+    pub crumbs: u64,
+    /// The tables that [`BlockScale`] counts.
+    pub scales: Vec<Arc<[f32]>>,
 }
 
 /// An ordered queue of uploads to one device.
 pub trait Stream: Send {
+    /// Is told, before the first upload of a load, what its uploads will need.
+    ///
+    /// # Errors
+    /// When the device cannot have it.
+    fn prepare(&mut self, needs: &StreamNeeds) -> Result<()>;
+
     /// Starts copying the pieces of `buffer` into their regions (each region has its piece's length) and returns at once.
     /// The buffer and the regions belong to the upload until it is over.
     ///
@@ -114,7 +212,27 @@ pub trait Upload: Send {
     ///
     /// # Errors
     /// When a copy failed.
-    fn finish(self: Box<Self>) -> Result<(StagingBuffer, Vec<Region>)>;
+    fn finish(self: Box<Self>) -> Result<Uploaded>;
+}
+
+/// An upload that is over.
+#[derive(Debug)]
+pub struct Uploaded {
+    /// The buffer, free again.
+    pub buffer: StagingBuffer,
+    /// The regions, written.
+    pub regions: Vec<Region>,
+    /// Finite values that became infinite: the piece's index and their number, where there were any.
+    pub overflows: Vec<(usize, u64)>,
+    /// Seconds that converting took on the device or on the thread that did it.
+    pub convert_seconds: f64,
+}
+
+impl Uploaded {
+    /// An upload of plain copies.
+    pub fn copied(buffer: StagingBuffer, regions: Vec<Region>) -> Uploaded {
+        Uploaded { buffer, regions, overflows: Vec::new(), convert_seconds: 0.0 }
+    }
 }
 
 /// Picks a device by the name a user types. `cpu` and `null` exist everywhere.

@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use super::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, Upload};
+use super::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// A device without memory.
@@ -29,7 +30,7 @@ impl Device for NullDevice {
         DeviceLimits { host_visible: false, keeps: false, align: 256, staging: super::CACHED_STAGING }
     }
 
-    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+    fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {
         StagingPool::new(count, buffer_bytes).map_err(|_| Error::OutOfMemory {
             device: self.name(),
             needed: (count as u64).saturating_mul(buffer_bytes as u64),
@@ -65,6 +66,10 @@ impl Memory for Nothing {
 struct Discard;
 
 impl Stream for Discard {
+    fn prepare(&mut self, _needs: &StreamNeeds) -> Result<()> {
+        Ok(())
+    }
+
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         Ok(Box::new(Discarded { buffer, regions: pieces.into_iter().map(|(_, region)| region).collect() }))
     }
@@ -80,7 +85,7 @@ impl Upload for Discarded {
         true
     }
 
-    fn finish(self: Box<Self>) -> Result<(StagingBuffer, Vec<Region>)> {
-        Ok((self.buffer, self.regions))
+    fn finish(self: Box<Self>) -> Result<Uploaded> {
+        Ok(Uploaded::copied(self.buffer, self.regions))
     }
 }

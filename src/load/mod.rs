@@ -9,7 +9,9 @@ mod files;
 mod loading;
 mod meter;
 mod run;
+mod scales;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +26,12 @@ use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
 
-use crate::checkpoint::{Checkpoint, OpenOptions, Selected, Selection, Shard};
-use crate::device::{CpuDevice, Device, Stream, Written};
+use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
+use crate::convert::Float;
+use crate::device::{Arena, CpuDevice, Device, Stream, StreamNeeds, Written};
 use crate::error::{Error, Result};
 use crate::os;
-use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
+use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
 use crate::source::{Fallbacks, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Storage, queue};
 use crate::staging::StagingPool;
@@ -56,10 +59,22 @@ pub struct TransferOptions {
     pub staging: Option<Staging>,
     /// What runs the reads.
     pub queue: QueueOptions,
+    /// What floating-point tensors become; `None` leaves all as they are stored.
+    pub convert: Option<Convert>,
     /// Stops the load from another thread.
     pub cancel: Cancel,
     /// Is told how far the load is.
     pub observer: Option<Arc<dyn Observer>>,
+}
+
+/// What becomes of floating-point tensors. Others are left as they are; quantised weights are multiplied by the scales that lie
+/// beside them in the checkpoint, which are then not handed out themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Convert {
+    /// The element type: F32, F16 or BF16.
+    pub to: Float,
+    /// Whether finite numbers may become infinite; if not, that is [`Error::Overflow`].
+    pub allow_overflow: bool,
 }
 
 /// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`].
@@ -240,8 +255,33 @@ impl Loader {
     /// # Errors
     /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.
     pub fn prepare(&self, checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared> {
+        self.prepare_with(checkpoint, selected, None)
+    }
+
+    /// The same, for [`Loader::load_into`]: `places` has the first byte of each selected tensor, counted from the start of
+    /// the memory that exists already.
+    ///
+    /// # Errors
+    /// As [`Loader::prepare`]; and when a tensor has no place, lies misaligned for its type, or would lie over another.
+    pub fn prepare_into(
+        &self,
+        checkpoint: &Checkpoint,
+        selected: &[Selected],
+        places: &BTreeMap<Arc<str>, u64>,
+    ) -> Result<Prepared> {
+        self.prepare_with(checkpoint, selected, Some(places))
+    }
+
+    fn prepare_with(
+        &self,
+        checkpoint: &Checkpoint,
+        selected: &[Selected],
+        places: Option<&BTreeMap<Arc<str>, u64>>,
+    ) -> Result<Prepared> {
         let started = Instant::now();
-        let wanted = wanted(checkpoint, selected)?;
+        checkpoint.require_known_dtypes(selected)?;
+        let casts = self.casts(checkpoint, selected)?;
+        let wanted = wanted(checkpoint, &casts, places)?;
         let (facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
         let used = || facts.iter().filter(|facts| facts.is_used());
         let resident_before = used().map(|facts| facts.residency.resident_bytes()).sum();
@@ -249,6 +289,7 @@ impl Loader {
         let buffer_bytes = self.staging_shape().bytes as u64;
         let options = PlanOptions { route: self.options.route, buffer_bytes };
         let plan = plan::plan(&wanted, &facts, self.device.limits(), options)?;
+        let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
         Ok(Prepared { plan, cache, file_system, open_seconds: 0.0, plan_seconds })
@@ -259,7 +300,22 @@ impl Loader {
     /// # Errors
     /// The first thing that went wrong; everything in flight has been drained and everything allocated released.
     pub fn load(&mut self, checkpoint: &Checkpoint, prepared: &Prepared) -> Result<Loaded> {
-        self.carry_out(checkpoint, prepared, None)
+        self.carry_out(checkpoint, prepared, None, None)
+    }
+
+    /// Carries a plan out in memory that exists already, where [`Loader::prepare_into`] has put the tensors: the addresses
+    /// that others know stay valid. What lies elsewhere in it is left alone. The caller sees to it that nobody uses the
+    /// tensors' bytes meanwhile; after an error they hold a mixture of old and new.
+    ///
+    /// # Errors
+    /// As [`Loader::load`]; and when the memory is too small for the plan.
+    pub fn load_into(&mut self, checkpoint: &Checkpoint, prepared: &Prepared, arena: Arena) -> Result<Loaded> {
+        let (needed, found) = (prepared.plan.arena_bytes, arena.len());
+        if found < needed {
+            let what = format!("the memory to load into has {found} bytes; the last tensor ends at byte {needed}");
+            return Err(Error::Request { what, hint: None });
+        }
+        self.carry_out(checkpoint, prepared, Some(arena), None)
     }
 
     /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there. Where the
@@ -270,7 +326,7 @@ impl Loader {
         let work = move || {
             let _ending = Ending(&shared);
             let mut loader = self;
-            let loaded = loader.carry_out(&checkpoint, &prepared, Some(&shared))?;
+            let loaded = loader.carry_out(&checkpoint, &prepared, None, Some(&shared))?;
             Ok((loader, loaded))
         };
         Loading::begin(readiness, work)
@@ -280,6 +336,7 @@ impl Loader {
         &mut self,
         checkpoint: &Checkpoint,
         prepared: &Prepared,
+        arena: Option<Arena>,
         readiness: Option<&Readiness>,
     ) -> Result<Loaded> {
         let plan = &prepared.plan;
@@ -292,7 +349,12 @@ impl Loader {
         let setup_seconds = set_up.elapsed().as_secs_f64();
         let allocating = Instant::now();
         let ranges: Vec<_> = plan.transfers.iter().flat_map(|transfer| transfer.writes()).collect();
-        let (regions, written) = self.device.alloc(plan.arena_bytes)?.carve(&ranges)?;
+        let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
+        let (regions, written) = arena.carve(&ranges)?;
+        if let Some(stream) = &mut engine.stream {
+            let scales = scales::read(&*self.storage, checkpoint.shards(), plan, &self.fallbacks)?;
+            stream.prepare(&needs(plan, staging_of(engine.pool.as_ref()), scales))?;
+        }
         if let Some(readiness) = readiness {
             readiness.begin(written.clone());
         }
@@ -304,12 +366,12 @@ impl Loader {
         let files = Files::new(&*self.storage, checkpoint.shards(), plan, &self.fallbacks);
         let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).finish();
         let seconds = allocating.elapsed().as_secs_f64();
-        let staging = staging_of(&engine);
+        let staging = staging_of(engine.pool.as_ref());
         let engine_name = engine.queue.engine();
         if ran.is_ok() {
             self.engine = Some(engine); // an engine that failed is not used again
         }
-        ran?;
+        self.refuse_overflows(plan, ran?)?;
         let tensors = tensors(plan, &written)?;
         let mut report = meter.report(prepared, seconds, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
@@ -320,6 +382,26 @@ impl Loader {
         Ok(Loaded { tensors, report, warnings: checkpoint.warnings().to_vec() })
     }
 
+    /// What converting the selection takes: nothing, unless it was asked for.
+    fn casts(&self, checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Casts> {
+        if let Some(convert) = self.options.convert {
+            return checkpoint.casts(selected, convert.to);
+        }
+        let as_stored = |selected: &Selected| ConvertedTensor { selected: selected.clone(), cast: None, origin: 0 };
+        Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
+    }
+
+    fn refuse_overflows(&self, plan: &LoadPlan, overflows: BTreeMap<usize, u64>) -> Result<()> {
+        let Some(convert) = self.options.convert.filter(|convert| !convert.allow_overflow) else { return Ok(()) };
+        let named = |(index, count): (usize, u64)| Some((plan.placements.get(index)?.name.to_string(), count));
+        let tensors: Vec<(String, u64)> = overflows.into_iter().filter_map(named).collect();
+        if tensors.is_empty() {
+            return Ok(());
+        }
+        let reach = if convert.to == Float::F16 { "65504" } else { "3.4e38" };
+        Err(Error::Overflow { to: convert.to.dtype().to_string(), reach, tensors })
+    }
+
     /// The engine kept from the last load if it fits this plan, else a new one.
     fn engine(&mut self, plan: &LoadPlan) -> Result<Engine> {
         let staged = plan.buffer_bytes > 0;
@@ -328,7 +410,7 @@ impl Loader {
             return Ok(engine);
         }
         let shape = self.staging_shape();
-        let pool = staged.then(|| self.device.staging(shape.count, shape.bytes)).transpose()?;
+        let pool = staged.then(|| self.device.staging(shape.count, shape.bytes, &self.fallbacks)).transpose()?;
         let queue = (self.make_queue)(pool.as_ref(), &self.fallbacks);
         let stream = staged.then(|| self.device.stream()).transpose()?;
         Ok(Engine { pool, queue, stream })
@@ -379,28 +461,54 @@ impl Loader {
     }
 }
 
-fn staging_of(engine: &Engine) -> Staging {
-    let shape = |pool: &StagingPool| Staging { count: pool.count(), bytes: pool.buffer_bytes() };
-    engine.pool.as_ref().map(shape).unwrap_or_default()
+fn staging_of(pool: Option<&StagingPool>) -> Staging {
+    pool.map(|pool| Staging { count: pool.count(), bytes: pool.buffer_bytes() }).unwrap_or_default()
 }
 
 /// The selected tensors as the plan wants them.
-fn wanted(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Vec<Wanted>> {
-    checkpoint.require_known_dtypes(selected)?;
-    let wanted = |chosen: &Selected| {
+fn wanted(checkpoint: &Checkpoint, casts: &Casts, places: Option<&BTreeMap<Arc<str>, u64>>) -> Result<Vec<Wanted>> {
+    let wanted = |tensor: &ConvertedTensor| {
+        let ConvertedTensor { selected: chosen, cast, origin } = tensor;
         let info = checkpoint.tensors().get(chosen.tensor);
         let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
         let runs = info.runs(chosen.slice.as_ref());
+        let stored = runs.iter().map(|run| run.run * run.count).sum();
+        let place = |places: &BTreeMap<Arc<str>, u64>| {
+            let missing = || format!("tensor {:?} has been given no place in the memory to load into", chosen.name);
+            places.get(&chosen.name).copied().ok_or_else(|| Error::Request { what: missing(), hint: None })
+        };
         Ok(Wanted {
             name: Arc::clone(&chosen.name),
             aliases: chosen.aliases.clone(),
-            dtype: info.dtype.clone(),
+            dtype: cast.map_or_else(|| info.dtype.clone(), |cast| cast.to.dtype()),
             shape: Arc::clone(&chosen.shape),
-            bytes: runs.iter().map(|run| run.run * run.count).sum(),
+            bytes: cast.map_or(stored, |cast| cast.converted(stored)),
             runs,
+            cast: cast.map(|cast| WantedCast { cast, origin: *origin }),
+            place: places.map(place).transpose()?,
         })
     };
-    selected.iter().map(wanted).collect()
+    casts.tensors.iter().map(wanted).collect()
+}
+
+/// The tables of scales that a plan's conversions count.
+fn scale_tables(checkpoint: &Checkpoint, casts: &Casts) -> Vec<ScaleTable> {
+    let table = |(&index, scales): (&usize, Vec<Arc<str>>)| {
+        let info = checkpoint.tensors().get(index)?;
+        Some(ScaleTable { name: Arc::clone(&info.name), scales, dtype: info.dtype.clone(), runs: info.runs(None) })
+    };
+    casts.scales.iter().zip(scaled_names(casts)).filter_map(table).collect()
+}
+
+/// What the uploads of a plan ask of a stream.
+fn needs(plan: &LoadPlan, staging: Staging, scales: Vec<Arc<[f32]>>) -> StreamNeeds {
+    let pieces = plan.transfers.iter().flat_map(|transfer| match &transfer.landing {
+        plan::Landing::InPlace { .. } => &[][..],
+        plan::Landing::Staged { pieces } => pieces,
+    });
+    let crumbs = pieces.clone().filter(|placed| placed.piece.is_crumb()).count() as u64;
+    let casts = pieces.clone().any(|placed| placed.piece.cast.is_some());
+    StreamNeeds { buffers: staging.count, buffer_bytes: staging.bytes, casts, crumbs, scales }
 }
 
 /// All tensors of a finished plan, under all their names, sorted.

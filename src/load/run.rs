@@ -7,14 +7,14 @@
 //! - **L4** after the first error nothing is submitted, and reads and uploads in flight are drained before it returns.
 //! - **L5** host memory is the pool plus a constant, device memory the arena plus a constant, whatever the checkpoint.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::files::Files;
 use super::loading::Readiness;
 use super::meter::{CACHED, DIRECT, Meter};
 use super::{Engine, TransferOptions};
-use crate::device::{InFlight, Piece, Region, Stream};
+use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
 use crate::plan::{Landing, LoadPlan};
 use crate::source::{Completed, Read, ReadQueue, Route, Target};
@@ -45,7 +45,10 @@ pub(super) struct Run<'a> {
     first_region: Vec<usize>,
     lanes: [Lane; 2],
     lane_depth: usize,
-    uploads: VecDeque<InFlight>,
+    /// Each with its transfer.
+    uploads: VecDeque<(usize, InFlight)>,
+    /// Finite numbers that became infinite, by tensor.
+    overflows: BTreeMap<usize, u64>,
     error: Option<Error>,
     options: &'a TransferOptions,
     meter: &'a mut Meter,
@@ -85,6 +88,7 @@ impl<'a> Run<'a> {
             lanes,
             lane_depth,
             uploads: VecDeque::new(),
+            overflows: BTreeMap::new(),
             error: None,
             options,
             meter,
@@ -92,8 +96,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs until everything is written, or until the first error and everything in flight has come back.
-    pub(super) fn finish(mut self) -> Result<()> {
+    /// Runs until everything is written, or until the first error and everything in flight has come back. Returns how many
+    /// finite numbers became infinite, by tensor.
+    pub(super) fn finish(mut self) -> Result<BTreeMap<usize, u64>> {
         loop {
             self.reap_uploads();
             if self.error.is_none() && self.is_cancelled() {
@@ -102,8 +107,8 @@ impl<'a> Run<'a> {
             self.submit_all();
             if self.reading() > 0 {
                 self.await_read();
-            } else if let Some(upload) = self.uploads.pop_front() {
-                self.await_upload(upload);
+            } else if let Some((transfer, upload)) = self.uploads.pop_front() {
+                self.await_upload(transfer, upload);
             } else if self.error.is_some() || self.lanes.iter().all(|lane| lane.pending.is_empty()) {
                 break;
             } else if !self.submit_one_at_any_cost() {
@@ -111,7 +116,7 @@ impl<'a> Run<'a> {
             }
         }
         self.meter.lanes = self.lanes.each_ref().map(|lane| lane.active.as_secs_f64());
-        self.error.map_or(Ok(()), Err)
+        self.error.map_or(Ok(self.overflows), Err)
     }
 
     fn is_cancelled(&self) -> bool {
@@ -225,7 +230,7 @@ impl<'a> Run<'a> {
         };
         self.meter.upload_began(self.plan.transfers[index].len);
         match stream.upload(buffer, pieces) {
-            Ok(upload) => self.uploads.push_back(upload),
+            Ok(upload) => self.uploads.push_back((index, upload)),
             Err(error) => self.fail(error),
         }
         self.arrived(self.plan.transfers[index].len);
@@ -233,28 +238,46 @@ impl<'a> Run<'a> {
 
     /// Takes back what is already over, in order, without waiting.
     fn reap_uploads(&mut self) {
-        while self.uploads.front_mut().is_some_and(|upload| upload.is_done()) {
-            if let Some(upload) = self.uploads.pop_front() {
-                self.upload_done(upload);
+        while self.uploads.front_mut().is_some_and(|(_, upload)| upload.is_done()) {
+            if let Some((transfer, upload)) = self.uploads.pop_front() {
+                self.upload_done(transfer, upload);
             }
         }
     }
 
-    fn await_upload(&mut self, upload: InFlight) {
+    fn await_upload(&mut self, transfer: usize, upload: InFlight) {
         let waiting = Instant::now();
-        self.upload_done(upload);
+        self.upload_done(transfer, upload);
         self.meter.stages.wait_upload.seconds += waiting.elapsed().as_secs_f64();
     }
 
-    fn upload_done(&mut self, upload: InFlight) {
+    fn upload_done(&mut self, transfer: usize, upload: InFlight) {
         match upload.finish() {
-            Ok((_buffer, regions)) if self.error.is_none() => regions.into_iter().for_each(Region::finish),
+            Ok(uploaded) if self.error.is_none() => {
+                self.note_conversion(transfer, &uploaded);
+                uploaded.regions.into_iter().for_each(Region::finish);
+            }
             Ok(_) => {}
             Err(error) => self.fail(error),
         }
         self.meter.upload_ended();
         if let Some(readiness) = self.readiness {
             readiness.notify();
+        }
+    }
+
+    fn note_conversion(&mut self, transfer: usize, uploaded: &Uploaded) {
+        let Some(Landing::Staged { pieces }) = self.plan.transfers.get(transfer).map(|transfer| &transfer.landing)
+        else {
+            return;
+        };
+        let converted = pieces.iter().filter(|placed| placed.piece.cast.is_some());
+        self.meter.stages.kernels.bytes += converted.map(|placed| placed.piece.taken()).sum::<u64>();
+        self.meter.stages.kernels.seconds += uploaded.convert_seconds;
+        for &(piece, count) in &uploaded.overflows {
+            if let Some(tensor) = pieces.get(piece).and_then(|placed| placed.tensor) {
+                *self.overflows.entry(tensor).or_default() += count;
+            }
         }
     }
 

@@ -12,11 +12,12 @@ mod queue;
 mod residency;
 mod uring;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use std::os::fd::RawFd;
 use std::path::Path;
 
+pub use crate::fallback::{Fallback, Fallbacks};
 pub use file::{LocalFile, LocalStorage};
 pub use mmap::MappedFile;
 pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
@@ -152,35 +153,4 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// Whatever the operating system says, and a file that ends too early: never a short read, never a signal.
     fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route>;
-}
-
-/// A way that was not taken, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize)]
-pub struct Fallback {
-    /// What was tried: `O_DIRECT`, `io_uring`, `cachestat`, ….
-    pub what: String,
-    /// Why it was not used, in the operating system's words, with the file or mount where that matters.
-    pub why: String,
-}
-
-/// The fallbacks of one load, each kind once. Cloning shares the list.
-#[derive(Debug, Clone, Default)]
-pub struct Fallbacks {
-    list: Arc<Mutex<Vec<Fallback>>>,
-}
-
-impl Fallbacks {
-    /// Notes a fallback, unless the same one is noted already.
-    pub fn note(&self, what: impl Into<String>, why: impl Into<String>) {
-        let fallback = Fallback { what: what.into(), why: why.into() };
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        if !list.contains(&fallback) {
-            list.push(fallback);
-        }
-    }
-
-    /// What was noted so far.
-    pub fn list(&self) -> Vec<Fallback> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
 }

@@ -5,8 +5,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::device::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, Upload};
+use crate::convert::convert;
+use crate::device::{
+    Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+};
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// Memory that the host cannot address, written only when an upload is waited for: whoever reuses a buffer before its
@@ -25,6 +29,7 @@ struct Inner {
     next_address: AtomicU64,
     live_bytes: AtomicU64,
     memories: Mutex<BTreeMap<u64, Vec<u8>>>,
+    scales: Mutex<Vec<Arc<[f32]>>>,
 }
 
 impl LazyDevice {
@@ -52,6 +57,7 @@ impl LazyDevice {
             next_address: AtomicU64::new(1 << 40),
             live_bytes: AtomicU64::new(0),
             memories: Mutex::default(),
+            scales: Mutex::default(),
         };
         LazyDevice { inner: Arc::new(inner) }
     }
@@ -86,7 +92,7 @@ impl Device for LazyDevice {
         DeviceLimits { host_visible: false, keeps: true, align: 256, staging: (4, 64 << 10) }
     }
 
-    fn staging(&self, count: usize, buffer_bytes: usize) -> Result<StagingPool> {
+    fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {
         StagingPool::new(count, buffer_bytes).map_err(|error| Error::io("allocate", "staging", error))
     }
 
@@ -142,6 +148,11 @@ struct LazyStream {
 }
 
 impl Stream for LazyStream {
+    fn prepare(&mut self, needs: &StreamNeeds) -> Result<()> {
+        self.inner.scales.lock().unwrap().clone_from(&needs.scales);
+        Ok(())
+    }
+
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         let number = self.inner.uploads.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(LazyUpload { inner: Arc::clone(&self.inner), number, buffer, pieces }))
@@ -160,21 +171,41 @@ impl Upload for LazyUpload {
         self.inner.roll().is_multiple_of(3)
     }
 
-    fn finish(self: Box<Self>) -> Result<(StagingBuffer, Vec<Region>)> {
+    fn finish(self: Box<Self>) -> Result<Uploaded> {
         let LazyUpload { inner, number, buffer, pieces } = *self;
         if inner.fail_upload == Some(number) {
             let message = "planned failure".to_owned();
             return Err(Error::Device { device: "lazy".to_owned(), op: "upload", message });
         }
-        for (piece, region) in &pieces {
-            for run in 0..piece.count {
-                let at = usize::try_from(piece.at + run * piece.stride).unwrap();
-                let bytes = &buffer.bytes()[at..at + usize::try_from(piece.run).unwrap()];
-                inner.write(region.address().unwrap() + run * piece.run, bytes);
-            }
+        let mut overflows = Vec::new();
+        for (index, (piece, region)) in pieces.iter().enumerate() {
+            let (bytes, overflowed) = packed(buffer.bytes(), piece, &inner.scales.lock().unwrap());
+            inner.write(region.address().unwrap(), &bytes);
+            overflows.extend((overflowed > 0).then_some((index, overflowed)));
         }
-        Ok((buffer, pieces.into_iter().map(|(_, region)| region).collect()))
+        let regions = pieces.into_iter().map(|(_, region)| region).collect();
+        Ok(Uploaded { buffer, regions, overflows, convert_seconds: 0.0 })
     }
+}
+
+/// What a piece of `buffer` puts into its region, and how many finite values became infinite.
+fn packed(buffer: &[u8], piece: &Piece, scales: &[Arc<[f32]>]) -> (Vec<u8>, u64) {
+    let mut bytes = Vec::new();
+    let mut overflowed = 0;
+    for run in 0..piece.count {
+        let at = usize::try_from(piece.at + run * piece.stride).unwrap();
+        let from = &buffer[at..at + usize::try_from(piece.run).unwrap()];
+        let Some(cast) = piece.cast else {
+            bytes.extend_from_slice(from);
+            continue;
+        };
+        let mut to = vec![0; usize::try_from(cast.converted(piece.run)).unwrap()];
+        let skipped = run * piece.stride / cast.from.bytes();
+        let scales = cast.scale.map(|scale| scale.table_in(scales, skipped).unwrap());
+        overflowed += convert(from, cast.from, &mut to, cast.to, scales).unwrap();
+        bytes.extend(to);
+    }
+    (bytes, overflowed)
 }
 
 /// What every device must do. Panics with what is wrong.
@@ -190,12 +221,13 @@ pub fn device_conformance(device: &dyn Device) {
 /// Pieces of several shapes arrive where they belong, and the buffer comes back.
 fn uploads_arrive(device: &dyn Device) {
     const LEN: u64 = 10_000;
-    let pool = device.staging(2, 4096).unwrap();
+    let pool = device.staging(2, 4096, &Fallbacks::default()).unwrap();
     let mut stream = device.stream().unwrap();
+    stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: 4096, ..StreamNeeds::default() }).unwrap();
     let pieces = [
         (Piece::contiguous(0, 4096), 0),
         (Piece::contiguous(5, 100), 5000),
-        (Piece { at: 3, run: 7, stride: 13, count: 20 }, 6001),
+        (Piece { at: 3, run: 7, stride: 13, count: 20, cast: None }, 6001),
         (Piece::contiguous(0, 0), 9999),
     ];
     let ranges: Vec<_> = pieces.iter().map(|(piece, at)| *at..*at + piece.len()).collect();
@@ -212,7 +244,7 @@ fn uploads_arrive(device: &dyn Device) {
         assert!(written.view(at..at + 1).is_none() || piece.is_empty(), "readable before it is written");
         let mut upload = stream.upload(buffer, vec![(piece, region)]).unwrap();
         upload.is_done();
-        let (buffer, regions) = upload.finish().unwrap();
+        let Uploaded { buffer, regions, .. } = upload.finish().unwrap();
         drop(buffer);
         regions.into_iter().for_each(Region::finish);
     }

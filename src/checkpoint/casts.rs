@@ -1,0 +1,206 @@
+//! Which tensors a load converts to another element type, and which scales go with quantised ones: by name and by shape.
+//!
+//! Only floating-point tensors are converted. An 8-bit float weight that has a tensor of scales beside it is multiplied by
+//! them; a scale that does not fit its weight is an error, never ignored. Headers decide; no tensor is read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Checkpoint, Selected, TensorData, TensorInfo};
+use crate::convert::Float;
+use crate::device::{BlockScale, Cast};
+use crate::error::{Error, Result};
+
+/// The edge, in elements, of the blocks that quantised checkpoints share a scale among, where nothing else is said.
+const USUAL_BLOCK: u64 = 128;
+
+/// What converting a selection takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Casts {
+    /// The tensors to hand out, in the order of the selection: all of it but the scales that are used up.
+    pub tensors: Vec<ConvertedTensor>,
+    /// The tensors that hold scales (indices into [`Checkpoint::tensors`]), as [`BlockScale::table`] counts them.
+    pub scales: Vec<usize>,
+}
+
+/// A selected tensor and its conversion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConvertedTensor {
+    /// The tensor.
+    pub selected: Selected,
+    /// How it is converted; `None` if it stays what it is.
+    pub cast: Option<Cast>,
+    /// Where in its file its first element lies; 0 for a tensor that is cut over several places.
+    pub origin: u64,
+}
+
+impl Checkpoint {
+    /// How the floating-point tensors of a selection become `to`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when a quantised weight has scales that do not fit its shape.
+    pub fn casts(&self, selected: &[Selected], to: Float) -> Result<Casts> {
+        let mut tables = BTreeMap::new();
+        let mut tensors = Vec::with_capacity(selected.len());
+        for chosen in selected {
+            let info = self.tensors.get(chosen.tensor);
+            let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
+            let cast = self.cast_of(info, to, &mut tables)?;
+            let origin = match &info.data {
+                TensorData::Whole(extent) => extent.offset,
+                TensorData::Parts(_) => 0,
+            };
+            tensors.push(ConvertedTensor { selected: chosen.clone(), cast, origin });
+        }
+        tensors.retain(|tensor| !tables.contains_key(&tensor.selected.tensor));
+        let mut scales: Vec<(usize, usize)> = tables.into_iter().map(|(tensor, table)| (table, tensor)).collect();
+        scales.sort_unstable();
+        Ok(Casts { tensors, scales: scales.into_iter().map(|(_, tensor)| tensor).collect() })
+    }
+
+    fn cast_of(&self, info: &TensorInfo, to: Float, tables: &mut BTreeMap<usize, usize>) -> Result<Option<Cast>> {
+        let Some(from) = Float::of(&info.dtype) else { return Ok(None) };
+        let scale = match self.scale_of(info, from) {
+            Some(index) => {
+                let blocks = self.blocks(info, &self.tensors[index])?;
+                let table = tables.len();
+                let table = *tables.entry(index).or_insert(table);
+                Some(BlockScale { table, ..blocks })
+            }
+            None => None,
+        };
+        Ok((from != to || scale.is_some()).then_some(Cast { from, to, scale }))
+    }
+
+    /// The tensor of scales that belongs to a quantised weight, by the names that quantisers give it.
+    fn scale_of(&self, weight: &TensorInfo, from: Float) -> Option<usize> {
+        if from.bytes() != 1 {
+            return None;
+        }
+        let name = weight.name.as_ref();
+        let prefixed = name.strip_suffix("weight").map(|prefix| format!("{prefix}scale_weight"));
+        let names = [Some(format!("{name}_scale_inv")), Some(format!("{name}_scale")), prefixed];
+        let index = |name: String| self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(&name)).ok();
+        names.into_iter().flatten().find_map(index)
+    }
+
+    /// How the scales divide a weight. The table is still to be set.
+    fn blocks(&self, weight: &TensorInfo, scale: &TensorInfo) -> Result<BlockScale> {
+        let refuse = |why: String| {
+            let path = self.shards.get(weight.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone());
+            let what = format!(
+                "its scales {:?} (shape {:?}, {}) cannot be used: {why}; load it without --dtype to get it as stored",
+                scale.name, scale.shape, scale.dtype
+            );
+            Err(Error::Unsupported { path, tensor: Some(weight.name.to_string()), what })
+        };
+        if !is_scale_type(scale) {
+            return refuse("their type is none that scales have".to_owned());
+        }
+        if matches!(weight.data, TensorData::Parts(_)) {
+            return refuse("the weight is cut over several files".to_owned());
+        }
+        match divide(&weight.shape, &scale.shape) {
+            Some(blocks) => Ok(blocks),
+            None => refuse(format!("they do not divide a weight of shape {:?} into blocks", weight.shape)),
+        }
+    }
+}
+
+fn is_scale_type(scale: &TensorInfo) -> bool {
+    use crate::dtype::Dtype;
+    matches!(scale.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64 | Dtype::F8_E8M0)
+}
+
+/// The blocks that scales of shape `scale` divide a tensor of shape `weight` into, with all dimensions but the last taken as
+/// rows; `None` where they do not.
+fn divide(weight: &[u64], scale: &[u64]) -> Option<BlockScale> {
+    let columns = weight.last().copied().unwrap_or(1).max(1);
+    let rows = weight.iter().rev().skip(1).try_fold(1u64, |rows, &dim| rows.checked_mul(dim))?.max(1);
+    let blocks = |block_rows, block_columns| BlockScale { table: 0, first: 0, columns, block_rows, block_columns };
+    if scale.iter().all(|&dim| dim == 1) {
+        return Some(blocks(rows, columns));
+    }
+    if scale.len() > weight.len() {
+        return None;
+    }
+    // A short shape counts from the outermost dimension: one scale for each row.
+    let edges: Vec<u64> = weight
+        .iter()
+        .zip(scale.iter().copied().chain(std::iter::repeat(1)))
+        .map(|(&dim, count)| edge(dim, count))
+        .collect::<Option<_>>()?;
+    let (&block_columns, row_edges) = edges.split_last()?;
+    Some(blocks(flattened(&weight[..row_edges.len()], row_edges)?, block_columns))
+}
+
+/// The edge of a block along a dimension of `dim` elements with `count` scales.
+fn edge(dim: u64, count: u64) -> Option<u64> {
+    match count {
+        0 => None,
+        1 => Some(dim.max(1)),
+        _ if count == dim => Some(1),
+        _ if dim.div_ceil(USUAL_BLOCK) == count => Some(USUAL_BLOCK),
+        _ => Some(dim / count).filter(|edge| dim.is_multiple_of(count) && edge.is_power_of_two()),
+    }
+}
+
+/// The rows of a block when the dimensions `dims` with block edges `edges` are taken as one. Possible where each dimension
+/// before the one that is divided has a scale for each index, and each after it has one for all.
+fn flattened(dims: &[u64], edges: &[u64]) -> Option<u64> {
+    let divided = edges.iter().position(|&edge| edge > 1).unwrap_or(edges.len());
+    let Some((&dim, &edge)) = dims.get(divided).zip(edges.get(divided)) else { return Some(1) };
+    let mut inner = dims.iter().zip(edges).skip(divided + 1);
+    let whole = inner.clone().all(|(dim, edge)| dim == edge);
+    let even = divided == 0 || dim.is_multiple_of(edge);
+    let rows = inner.try_fold(edge, |rows, (&dim, _)| rows.checked_mul(dim))?;
+    (whole && even).then_some(rows)
+}
+
+/// The names of the tensors that each table of scales belongs to, as they are handed out.
+pub(crate) fn scaled_names(casts: &Casts) -> Vec<Vec<Arc<str>>> {
+    let mut names = vec![Vec::new(); casts.scales.len()];
+    for tensor in &casts.tensors {
+        if let Some(scale) = tensor.cast.and_then(|cast| cast.scale)
+            && let Some(names) = names.get_mut(scale.table)
+        {
+            names.push(Arc::clone(&tensor.selected.name));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(weight: &[u64], scale: &[u64]) -> Option<(u64, u64)> {
+        divide(weight, scale).map(|blocks| (blocks.block_rows, blocks.block_columns))
+    }
+
+    #[test]
+    fn scales_divide_their_weights() {
+        assert_eq!(blocks(&[200, 300], &[2, 3]), Some((128, 128)));
+        assert_eq!(blocks(&[200, 300], &[]), Some((200, 300)));
+        assert_eq!(blocks(&[200, 300], &[1]), Some((200, 300)));
+        assert_eq!(blocks(&[200, 300], &[200]), Some((1, 300)));
+        assert_eq!(blocks(&[200, 300], &[200, 1]), Some((1, 300)));
+        assert_eq!(blocks(&[200, 300], &[1, 300]), Some((200, 1)));
+        assert_eq!(blocks(&[64, 64], &[2, 2]), Some((32, 32)));
+        assert_eq!(blocks(&[4, 256, 300], &[4, 2, 3]), Some((128, 128)));
+        assert_eq!(blocks(&[4, 256, 300], &[4]), Some((256, 300)));
+        assert_eq!(blocks(&[4, 256, 300], &[4, 1, 1]), Some((256, 300)));
+        assert_eq!(blocks(&[5], &[1]), Some((1, 5)));
+        assert_eq!(blocks(&[], &[1]), Some((1, 1)));
+    }
+
+    #[test]
+    fn what_does_not_divide_is_not_guessed() {
+        assert_eq!(blocks(&[100, 300], &[2, 3]), None, "50 rows a block?");
+        assert_eq!(blocks(&[200, 300], &[300]), None);
+        assert_eq!(blocks(&[200, 300], &[2, 3, 1]), None);
+        assert_eq!(blocks(&[200, 300], &[0, 3]), None);
+        assert_eq!(blocks(&[4, 200, 300], &[4, 2, 3]), None, "blocks of one expert would reach into the next");
+        assert_eq!(blocks(&[4, 256, 300], &[2, 2, 3]), None);
+    }
+}
