@@ -277,6 +277,23 @@ pub fn free_disk_bytes(path: &std::path::Path) -> io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Makes whole pages resident and writable ahead of their use, on the NUMA node `node` where one is wanted and there is more
+/// than one. Best effort: what the kernel does not do, the first touch does.
+///
+/// # Safety
+/// The `len` bytes from `start` on are a private anonymous mapping of the caller's.
+pub(crate) unsafe fn prepare_pages(start: *mut u8, len: usize, node: Option<u32>) {
+    /// A node is preferred, not demanded: another one rather than no memory.
+    const PREFERRED: libc::c_int = 1;
+    if let Some(node) = node.filter(|&node| node < usize::BITS) {
+        let mask: usize = 1 << node;
+        // SAFETY: the kernel reads one word, and sets the policy of the caller's own pages.
+        unsafe { libc::syscall(libc::SYS_mbind, start, len, PREFERRED, &raw const mask, usize::BITS + 1, 0) };
+    }
+    // SAFETY: the caller's promise; populating changes no byte.
+    unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
+}
+
 /// The size of a page in bytes.
 pub fn page_bytes() -> usize {
     // SAFETY: takes a number only.

@@ -17,7 +17,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::device::{BlockScale, Cast, DeviceLimits, Piece};
+use crate::device::{BlockScale, Cast, DeviceLimits, MAX_PIECES, Piece};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided, align_down, align_up, congruent_up};
@@ -39,9 +39,6 @@ const PAGE_BYTES: u64 = 4 << 10;
 
 /// Tensors that cannot keep their residue start on multiples of this: a cache line, the widest vector.
 const SHIFTED_ALIGN: u64 = 64;
-
-/// Pieces of one staged read, at most: what a device must keep for each upload is bounded by it.
-pub const MAX_PIECES: usize = 1024;
 
 /// Staged reads of tensors to be converted are cut at multiples of this: no element type is wider.
 const WIDEST_ELEMENT_BYTES: u64 = 8;

@@ -105,6 +105,40 @@ impl Tensor {
         Ok(hasher.finish())
     }
 
+    /// A 64-bit [checksum](crate::digest::checksum) of the elements' bytes, computed where they are: on a GPU by the GPU. Equal
+    /// on every device for equal bytes, and changed by any change that no adversary made; against those, use
+    /// [`Tensor::sha256`].
+    ///
+    /// # Errors
+    /// When the device refuses, or keeps nothing.
+    pub fn checksum(&self) -> Result<u64> {
+        self.view.checksum()
+    }
+
+    /// The tensor with its two dimensions exchanged, in new memory of the same device; on a GPU the GPU does it.
+    ///
+    /// # Errors
+    /// When the tensor has not two dimensions or elements that are not 1, 2, 4 or 8 bytes, there is no memory, or the device
+    /// refuses.
+    pub fn transposed(&self) -> Result<Tensor> {
+        let bits = self.dtype.bits().unwrap_or(0);
+        let (&[rows, columns], true) = (self.shape.as_ref(), matches!(bits, 8 | 16 | 32 | 64)) else {
+            let what = format!(
+                "tensor {:?} ({}, shape {:?}) is no matrix that can be transposed",
+                self.name, self.dtype, self.shape
+            );
+            return Err(Error::Request { what, hint: None });
+        };
+        let view = self.view.transposed([rows, columns], bits / 8)?;
+        let (name, dtype) = (Arc::clone(&self.name), self.dtype.clone());
+        Ok(Tensor { name, dtype, shape: [columns, rows].into(), view })
+    }
+
+    /// The device's own address of the first element, where it has addresses (a `CUdeviceptr`).
+    pub fn address(&self) -> Option<u64> {
+        self.view.address()
+    }
+
     /// Where the bytes lie in their arena.
     pub fn view(&self) -> &View {
         &self.view

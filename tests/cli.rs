@@ -349,8 +349,14 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["inspect", &path, "--max-header-bytes", "16"], 3, "limit"),
         (&["load", &path, "--include", "nothing.like.it"], 2, "request"),
         (&["load", &path, "--tp", "0/3", "--tp-dim", "a.weight=0", "--include", "a.weight"], 2, "request"),
-        (&["load", &path, "--device", "cuda"], 5, "device"),
-        (&["load", &path, "--device", "cuda:1"], 5, "device"),
+        (&["load", &path, "--device", "cuda:999"], 5, "device"),
+        (&["load", &path, "--device", "cuda:GPU-none"], 5, "device"),
+        (&["load", &path, "--device", "null", "--checksums"], 2, "usage"),
+        (&["load", &path, "--device", "null", "--dtype", "f16"], 2, "usage"),
+        (&["load", &path, "--route", "view", "--dtype", "f16"], 2, "usage"),
+        (&["load", &path, "--route", "view", "--checksums"], 2, "usage"),
+        (&["load", &path, "--dtype", "f64"], 2, "usage"),
+        (&["load", &path, "--allow-overflow"], 2, "usage"),
         (&["load", &path, "--device", "tpu"], 2, "usage"),
         (&["load", &path, "--device", "null", "--digests"], 2, "usage"),
         (&["load", &path, "--route", "view", "--staging", "2x4KiB"], 2, "usage"),
@@ -393,20 +399,13 @@ fn errors_for_programs_name_the_path_that_was_typed() {
         (&["verify", &path, "--spec", &spec(folder.path(), 2), "--strip-prefix", "x."], Some(&path)),
         (&["demo", "--dir", absent], Some(absent)),
         (&["demo", "--dir", &path], Some(&path)),
-        (&["load", &path, "--device", "cuda"], None),
+        (&["load", &path, "--device", "cuda:999"], None),
         (&["load", &path, "--route", "view", "--align", "64"], None),
     ];
     for (args, path) in cases {
         let said = vramp(&[args, &["--json"][..]].concat());
         assert_eq!(said.error()["path"], json!(path), "{args:?}");
     }
-}
-
-#[test]
-fn a_cuda_device_is_said_to_be_missing_from_this_version() {
-    let folder = folder();
-    let said = vramp(&["load", &small(folder.path()), "--device", "cuda"]);
-    assert!(said.err.contains("no CUDA device yet"), "{}", said.err);
 }
 
 #[test]

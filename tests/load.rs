@@ -156,8 +156,8 @@ impl Device for SpyDevice {
         self.inner.alloc(bytes)
     }
 
-    fn stream(&self) -> Result<Box<dyn Stream>> {
-        self.inner.stream()
+    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+        self.inner.stream(fallbacks)
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use vramp::checkpoint::{SliceRequest, Tie};
+use vramp::convert::Float;
 use vramp::estimate::Link;
 use vramp::report::Staging;
 
@@ -50,7 +51,7 @@ Examples:
   vramp load ./m --spec spec.json --strip-prefix module.
   vramp load ./m --digests --json | jq -r '.tensors[].sha256'
 
-JSON: {device, tensors: {name: {dtype, shape, bytes, sha256?}}, report, warnings}.";
+JSON: {device, tensors: {name: {dtype, shape, bytes, sha256?, checksum?}}, report, warnings}.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp
@@ -235,9 +236,12 @@ pub(crate) struct LoadArgs {
     /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// Where the tensors go: cpu, or null (reads everything, keeps nothing).
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = values::device)]
-    pub(crate) device: String,
+    /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
+    ///
+    /// Without it, the first GPU where there is one, else cpu; the report says which. CUDA_VISIBLE_DEVICES hides and reorders
+    /// GPUs.
+    #[arg(long, value_name = "DEVICE", value_parser = values::device)]
+    pub(crate) device: Option<String>,
     /// Demand that the checkpoint matches, before a byte is read: a JSON file or another checkpoint.
     ///
     /// The same strict check as `vramp verify`. With a selection, the check is of the whole checkpoint.
@@ -248,8 +252,14 @@ pub(crate) struct LoadArgs {
     /// The time for it is shown apart and not part of the load.
     #[arg(long)]
     pub(crate) digests: bool,
+    /// Print a 64-bit checksum of each tensor as loaded, computed where it lies: on a GPU by the GPU.
+    ///
+    /// The same on every device for the same bytes, so that a load to the CPU and one to a GPU can be compared without
+    /// reading the GPU's memory back. Against harm by intent use --digests.
+    #[arg(long)]
+    pub(crate) checksums: bool,
     /// Say what would be done and read no tensor.
-    #[arg(long, conflicts_with = "digests")]
+    #[arg(long, conflicts_with_all = ["digests", "checksums"])]
     pub(crate) plan_only: bool,
     /// Print JSON.
     #[arg(long)]
@@ -260,9 +270,27 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     #[command(flatten)]
+    pub(crate) convert: ConvertArgs,
+    #[command(flatten)]
     pub(crate) transfer: TransferArgs,
     #[command(flatten)]
     pub(crate) how: OpenHow,
+}
+
+/// What becomes of the elements.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Conversion")]
+pub(crate) struct ConvertArgs {
+    /// What floating-point tensors become: bf16, f16 or f32; others stay as they are.
+    ///
+    /// Rounds to the nearest, ties to even. 8-bit weights are multiplied by their scales (NAME_scale_inv, NAME_scale or
+    /// scale_weight beside them, one a tensor, a row or a block), which are not handed out then. On a GPU the GPU converts, after
+    /// the upload.
+    #[arg(long, value_name = "DTYPE", value_parser = values::target)]
+    pub(crate) dtype: Option<Float>,
+    /// Let finite numbers that the type does not reach become infinite; otherwise they are an error.
+    #[arg(long, requires = "dtype")]
+    pub(crate) allow_overflow: bool,
 }
 
 /// How the bytes are moved.

@@ -7,11 +7,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use vramp::Error;
 use vramp::checkpoint::{Checkpoint, OpenOptions, Selected, Selection};
 use vramp::device::{self, CpuDevice, Device};
 use vramp::digest::Digest;
-use vramp::load::{Loaded, Loader, Observer, Prepared, TransferOptions};
+use vramp::load::{Convert, Loaded, Loader, Observer, Prepared, TransferOptions};
 use vramp::plan::RouteChoice;
 use vramp::report::Report;
 use vramp::view::Mapped;
@@ -55,10 +54,22 @@ struct TensorLine<'a> {
     bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<&'a Digest>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
+}
+
+/// What was computed of the tensors as loaded, by their first names.
+#[derive(Default)]
+struct Proofs<'a> {
+    digests: BTreeMap<&'a str, Digest>,
+    checksums: BTreeMap<&'a str, u64>,
+    /// Seconds for each kind that was asked for.
+    digest_seconds: Option<f64>,
+    checksum_seconds: Option<f64>,
 }
 
 pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
-    let job = Job::of(args, interrupt)?;
+    let job = Job::of(args, output, interrupt)?;
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(&job.path, &job.open)?;
     let open_seconds = started.elapsed().as_secs_f64();
@@ -82,17 +93,15 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
         return show_plan(&job, &checkpoint, &prepared, output);
     }
     let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared)?;
-    let hashing = Instant::now();
-    let digests = if args.digests { got.digests(&prepared, interrupt)? } else { BTreeMap::new() };
-    let digest_seconds = args.digests.then(|| hashing.elapsed().as_secs_f64());
-    show(&got, &prepared, &digests, digest_seconds, &checkpoint, output)?;
+    let proofs = got.proofs(args, &prepared, interrupt)?;
+    show(&got, &prepared, &proofs, &checkpoint, output)?;
     // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
     std::mem::forget((got, loader));
     Ok(())
 }
 
 impl Job {
-    fn of(args: &LoadArgs, interrupt: &Interrupt) -> Result<Job, Failure> {
+    fn of(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Result<Job, Failure> {
         let way = way(args);
         refuse_contradictions(args, way)?;
         let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
@@ -102,10 +111,11 @@ impl Job {
             open: options::open(&args.how),
             demand: args.spec.clone().map(|spec| (spec, options::names(&args.selection.names))),
             selection,
-            device: open_device(args)?,
+            device: open_device(args, output)?,
             transfer: TransferOptions {
                 route: route(args.transfer.route),
                 staging: args.transfer.staging,
+                convert: args.convert.dtype.map(|to| Convert { to, allow_overflow: args.convert.allow_overflow }),
                 cancel: interrupt.cancel(),
                 observer: progress.clone().map(|progress| progress as Arc<dyn Observer>),
                 ..TransferOptions::default()
@@ -153,13 +163,22 @@ fn route(route: RouteArg) -> RouteChoice {
 /// Options that would do nothing, or cannot be had together.
 fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
     let view = args.transfer.route == RouteArg::View;
-    let null = args.device == "null";
+    let null = args.device.as_deref() == Some("null");
+    let not_cpu = args.device.as_deref().is_some_and(|device| device != "cpu");
     let wrong = if null && args.digests {
         "--digests needs the bytes back, and the null device keeps none; use --device cpu"
-    } else if args.transfer.align.is_some() && args.device != "cpu" {
+    } else if null && args.checksums {
+        "--checksums needs the bytes, and the null device keeps none; use --device cpu"
+    } else if null && args.convert.dtype.is_some() {
+        "--dtype does nothing with --device null: nothing is kept"
+    } else if args.transfer.align.is_some() && not_cpu {
         "--align is for --device cpu"
-    } else if view && args.device != "cpu" {
+    } else if view && not_cpu {
         "--route view is for --device cpu: a view borrows host memory"
+    } else if view && args.checksums {
+        "--checksums is for tensors that are loaded; with --route view use --digests"
+    } else if view && args.convert.dtype.is_some() {
+        "--dtype cannot be had with --route view: a view is what lies in the file"
     } else if view && args.transfer.align.is_some() {
         "--align cannot be had with --route view: a view lies where it lies in the file"
     } else if view && args.transfer.staging.is_some() {
@@ -172,14 +191,17 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
     Err(Failure::Usage(wrong.to_owned()))
 }
 
-fn open_device(args: &LoadArgs) -> Result<Arc<dyn Device>, Failure> {
-    if args.device.starts_with("cuda") {
-        let message = "this version of vramp has no CUDA device yet; --device is cpu or null".to_owned();
-        return Err(Error::Device { device: args.device.clone(), op: "open", message }.into());
-    }
-    match args.transfer.align {
-        Some(align) => Ok(Arc::new(CpuDevice::with_align(align))),
-        None => Ok(device::open(&args.device)?),
+/// The device that was named, or the one that is best where what else was asked for allows it.
+fn open_device(args: &LoadArgs, output: Output) -> Result<Arc<dyn Device>, Failure> {
+    match (&args.device, args.transfer.align) {
+        (_, Some(align)) => Ok(Arc::new(CpuDevice::with_align(align))),
+        (Some(name), None) => Ok(device::open(name)?),
+        (None, None) if args.transfer.route == RouteArg::View => Ok(Arc::new(CpuDevice::new())),
+        (None, None) => {
+            let (device, unusable) = device::open_default();
+            output.warnings(&unusable.map(|error| format!("{error}; loading to cpu")).into_iter().collect::<Vec<_>>());
+            Ok(device)
+        }
     }
 }
 
@@ -189,6 +211,34 @@ impl Got {
             Got::Copied(loaded) => &loaded.report,
             Got::Mapped(mapped) => &mapped.report,
         }
+    }
+
+    /// What was asked for to be computed of the tensors as loaded. None of it counts as loading.
+    fn proofs<'a>(
+        &self,
+        args: &LoadArgs,
+        prepared: &'a Prepared,
+        interrupt: &Interrupt,
+    ) -> Result<Proofs<'a>, Failure> {
+        let mut proofs = Proofs::default();
+        if args.checksums {
+            let summing = Instant::now();
+            proofs.checksums = self.checksums(prepared, interrupt)?;
+            proofs.checksum_seconds = Some(summing.elapsed().as_secs_f64());
+        }
+        if args.digests {
+            let hashing = Instant::now();
+            proofs.digests = self.digests(prepared, interrupt)?;
+            proofs.digest_seconds = Some(hashing.elapsed().as_secs_f64());
+        }
+        Ok(proofs)
+    }
+
+    /// The checksum of each tensor by its first name.
+    fn checksums<'a>(&self, prepared: &'a Prepared, interrupt: &Interrupt) -> Result<BTreeMap<&'a str, u64>, Failure> {
+        let Got::Copied(loaded) = self else { return Ok(BTreeMap::new()) }; // refused before
+        let names = prepared.plan.placements.iter().map(|placement| placement.name.as_ref());
+        names.map(|name| interrupt.check().and_then(|()| Ok((name, loaded.tensor(name)?.checksum()?)))).collect()
     }
 
     /// The digest of each tensor by its first name.
@@ -210,32 +260,38 @@ impl Got {
 fn show(
     got: &Got,
     prepared: &Prepared,
-    digests: &BTreeMap<&str, Digest>,
-    digest_seconds: Option<f64>,
+    proofs: &Proofs<'_>,
     checkpoint: &Checkpoint,
     output: Output,
 ) -> Result<(), Failure> {
     let report = got.report();
     if output.json {
-        let tensors = tensor_lines(prepared, digests);
+        let tensors = tensor_lines(prepared, proofs);
         let warnings = checkpoint.warnings();
         return output
             .json(&json!({"device": report.device, "tensors": tensors, "report": report, "warnings": warnings}));
     }
     let mut out = report::text(report);
-    if let Some(seconds) = digest_seconds {
+    let lines = tensor_lines(prepared, proofs);
+    if let Some(seconds) = proofs.digest_seconds {
         out.push_str(&format!("{:<12}{} for SHA-256, not in the time above\n\n", "digests", text::seconds(seconds)));
-        for (name, line) in tensor_lines(prepared, digests) {
-            if let Some(digest) = line.sha256 {
-                out.push_str(&format!("{digest}  {}\n", text::escape(name)));
-            }
-        }
+        let digests = lines.iter().filter_map(|(name, line)| line.sha256.map(|digest| (digest.to_string(), *name)));
+        out.extend(digests.map(proof_line));
+    }
+    if let Some(seconds) = proofs.checksum_seconds {
+        out.push_str(&format!("{:<12}{}, not in the time above\n\n", "checksums", text::seconds(seconds)));
+        let sums = lines.iter().filter_map(|(name, line)| line.checksum.clone().map(|sum| (sum, *name)));
+        out.extend(sums.map(proof_line));
     }
     output.text(&out)
 }
 
+fn proof_line((proof, name): (String, &str)) -> String {
+    format!("{proof}  {}\n", text::escape(name))
+}
+
 /// All tensors under all their names.
-fn tensor_lines<'a>(prepared: &'a Prepared, digests: &'a BTreeMap<&str, Digest>) -> BTreeMap<&'a str, TensorLine<'a>> {
+fn tensor_lines<'a>(prepared: &'a Prepared, proofs: &'a Proofs<'_>) -> BTreeMap<&'a str, TensorLine<'a>> {
     let mut lines = BTreeMap::new();
     for placement in &prepared.plan.placements {
         for name in std::iter::once(&placement.name).chain(&placement.aliases) {
@@ -243,7 +299,8 @@ fn tensor_lines<'a>(prepared: &'a Prepared, digests: &'a BTreeMap<&str, Digest>)
                 dtype: placement.dtype.to_string(),
                 shape: &placement.shape,
                 bytes: placement.bytes,
-                sha256: digests.get(placement.name.as_ref()),
+                sha256: proofs.digests.get(placement.name.as_ref()),
+                checksum: proofs.checksums.get(placement.name.as_ref()).map(|sum| format!("{sum:016x}")),
             };
             lines.insert(name.as_ref(), line);
         }
@@ -256,7 +313,7 @@ fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Ou
         let (device, warnings) = (job.device.name(), checkpoint.warnings());
         return output.json(&json!({
             "device": device,
-            "tensors": tensor_lines(prepared, &BTreeMap::new()),
+            "tensors": tensor_lines(prepared, &Proofs::default()),
             "plan": prepared.plan,
             "warnings": warnings,
         }));

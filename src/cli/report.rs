@@ -80,6 +80,7 @@ fn stages(report: &Report) -> String {
     line("allocate", stages.allocate);
     line("read", stages.read);
     line("upload", stages.upload);
+    line("convert", stages.kernels);
     line("bookkeeping", stages.bookkeeping);
     let waits = waits(stages).map_or(String::new(), |waits| format!("{}\n", text::styled(DIM, waits)));
     table.render() + &waits

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use bytesize::ByteSize;
 use vramp::checkpoint::{SliceRequest, Tie};
+use vramp::convert::Float;
 use vramp::dtype::Dtype;
 use vramp::estimate::{Link, NAMED_LINKS};
 use vramp::report::Staging;
@@ -29,14 +30,24 @@ pub(crate) struct Cut {
     pub(crate) dim: usize,
 }
 
-/// `cpu`, `null`, `cuda:0`: a name that may stand for a device. Whether there is one is for whoever opens it.
+/// `cpu`, `null`, `cuda`, `cuda:0`, `cuda:GPU-8c6f…`: a name that may stand for a device. Whether there is one is for whoever opens it.
 pub(crate) fn device(text: &str) -> Parsed<String> {
     let number = |rest: &str| rest.strip_prefix(':').is_some_and(|number| number.parse::<u32>().is_ok());
     let known = match text.strip_prefix("cuda") {
-        Some(rest) => rest.is_empty() || number(rest),
+        Some(rest) => rest.is_empty() || number(rest) || rest.starts_with(":GPU-"),
         None => matches!(text, "cpu" | "null"),
     };
-    if known { Ok(text.to_owned()) } else { Err("a device is cpu or null".to_owned()) }
+    if known {
+        Ok(text.to_owned())
+    } else {
+        Err("a device is cpu, null, cuda, cuda:N or cuda:GPU-… (a UUID)".to_owned())
+    }
+}
+
+/// `bf16`, `F16`, `f32`: what floating-point tensors may become.
+pub(crate) fn target(text: &str) -> Parsed<Float> {
+    let float = Float::of(&Dtype::from_safetensors(&text.to_uppercase())).filter(|float| float.is_target());
+    float.ok_or_else(|| "tensors can become BF16, F16 or F32".to_owned())
 }
 
 /// `4MiB`, `1.5GB`, `4096`.
@@ -241,11 +252,19 @@ mod tests {
 
     #[test]
     fn devices() {
-        for known in ["cpu", "null", "cuda", "cuda:0", "cuda:12"] {
+        for known in ["cpu", "null", "cuda", "cuda:0", "cuda:12", "cuda:GPU-8c6f"] {
             assert_eq!(device(known).as_deref(), Ok(known));
         }
         for wrong in ["", "tpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cudax"] {
             assert!(device(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn element_types_to_become() {
+        assert_eq!((target("bf16"), target("F32")), (Ok(Float::BF16), Ok(Float::F32)));
+        for wrong in ["", "f64", "F8_E4M3", "i32", "float16"] {
+            assert!(target(wrong).is_err(), "{wrong}");
         }
     }
 

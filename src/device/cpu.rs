@@ -59,7 +59,7 @@ impl Device for CpuDevice {
         HostBlock::new(len).map(Arena::host).map_err(|_| out_of_memory(bytes))
     }
 
-    fn stream(&self) -> Result<Box<dyn Stream>> {
+    fn stream(&self, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
         Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))))
     }
 }

@@ -5,12 +5,14 @@
 //! Nothing here reads files or knows a format.
 
 mod cpu;
+mod cuda;
 mod null;
 mod region;
 
 use std::sync::Arc;
 
 pub use cpu::CpuDevice;
+pub use cuda::{CudaDevice, CudaInfo, CudaMemory, DeviceAllocator};
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
@@ -40,11 +42,11 @@ pub trait Device: Send + Sync {
     /// [`Error::OutOfMemory`] with what is needed and what is free.
     fn alloc(&self, bytes: u64) -> Result<Arena>;
 
-    /// Opens a stream of uploads.
+    /// Opens a stream of uploads. What it has to do without, now or later, is noted in `fallbacks`.
     ///
     /// # Errors
     /// When the device refuses.
-    fn stream(&self) -> Result<Box<dyn Stream>>;
+    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>>;
 }
 
 /// What a device can do and how it wants tensors laid out.
@@ -63,6 +65,9 @@ pub struct DeviceLimits {
 /// Staging for devices that take bytes as fast as a core copies them: all buffers together fit in a processor's cache, so
 /// that bytes out of the page cache need not travel to memory and back (measured 34 against 21 GB/s with 64 MiB).
 const CACHED_STAGING: (usize, usize) = (8, 2 << 20);
+
+/// Pieces of one upload, at most: what a device must keep for an upload in flight is bounded by it.
+pub const MAX_PIECES: usize = 1024;
 
 /// One run of equal pieces inside a staging buffer, packed one after the other into a region:
 /// `count` runs of `run` bytes, the first at `at`, each `stride` bytes after the one before it; converted on the way if the
@@ -176,8 +181,8 @@ pub struct StreamNeeds {
     pub buffers: usize,
     /// Bytes of a staging buffer.
     pub buffer_bytes: usize,
-    /// Whether pieces are converted.
-    pub casts: bool,
+    /// The conversions that pieces have, each once.
+    pub casts: Vec<(Float, Float)>,
     /// Small pieces and short runs, in all uploads together: worth collecting on the device where they are many.
     pub crumbs: u64,
     /// The tables that [`BlockScale`] counts.
@@ -235,18 +240,40 @@ impl Uploaded {
     }
 }
 
-/// Picks a device by the name a user types. `cpu` and `null` exist everywhere.
+/// Picks a device by the name a user types: `cpu` and `null` exist everywhere; `cuda` is the first GPU, `cuda:1` the second,
+/// `cuda:GPU-8c6f…` the one with that UUID.
 ///
 /// # Errors
-/// When there is no such device in this build or on this machine.
+/// When there is no such device on this machine, with what is missing.
 pub fn open(name: &str) -> Result<Arc<dyn Device>> {
     match name {
         "cpu" => Ok(Arc::new(CpuDevice::new())),
         "null" => Ok(Arc::new(NullDevice::new())),
+        _ => open_cuda(name),
+    }
+}
+
+fn open_cuda(name: &str) -> Result<Arc<dyn Device>> {
+    let number =
+        name.strip_prefix("cuda").map(|rest| rest.strip_prefix(':').unwrap_or(if rest.is_empty() { "0" } else { "" }));
+    let ordinal = number.and_then(|number| number.parse().ok());
+    match (number, ordinal) {
+        (_, Some(ordinal)) => Ok(Arc::new(CudaDevice::open(ordinal)?)),
+        (Some(uuid), None) if uuid.starts_with("GPU-") => Ok(Arc::new(CudaDevice::open_uuid(uuid)?)),
         _ => Err(Error::Device {
             device: name.to_owned(),
             op: "open",
-            message: "this build knows the devices `cpu` and `null`".to_owned(),
+            message: "devices are `cpu`, `null`, `cuda:0` and so on, or `cuda:GPU-…` by UUID".to_owned(),
         }),
+    }
+}
+
+/// The device for whoever did not say which: the first GPU where there is one, else host memory. Why a driver that is there
+/// could not be used is the second part of the answer.
+pub fn open_default() -> (Arc<dyn Device>, Option<Error>) {
+    match CudaDevice::first() {
+        Ok(Some(device)) => (Arc::new(device), None),
+        Ok(None) => (Arc::new(CpuDevice::new()), None),
+        Err(error) => (Arc::new(CpuDevice::new()), Some(error)),
     }
 }

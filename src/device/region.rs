@@ -11,6 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::convert::transpose;
+use crate::digest;
 use crate::error::{Error, Result};
 use crate::host::HostBlock;
 
@@ -34,6 +36,28 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// When the device refuses, or keeps nothing (the null device).
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()>;
+
+    /// The [checksum](digest::checksum) of `range`, computed where the bytes are if the device can.
+    ///
+    /// # Errors
+    /// As [`Memory::download`].
+    fn checksum(&self, range: Range<u64>) -> Result<u64> {
+        let len = range.end.saturating_sub(range.start);
+        let mut bytes =
+            vec![0; usize::try_from(len).map_err(|_| Error::Poisoned { what: "a range above the word size" })?];
+        self.download(range, &mut bytes)?;
+        Ok(digest::checksum(&bytes))
+    }
+
+    /// New memory of the device that holds the matrix in `range`, of `shape` (rows, columns) elements of 1, 2, 4 or 8 bytes,
+    /// with rows and columns exchanged.
+    ///
+    /// # Errors
+    /// When the device refuses, or cannot do it.
+    fn transposed(&self, _range: Range<u64>, _shape: [u64; 2], _element_bytes: u64) -> Result<Box<dyn Memory>> {
+        let what = "this device cannot transpose; download the tensor instead".to_owned();
+        Err(Error::Request { what, hint: None })
+    }
 }
 
 enum Backing {
@@ -214,6 +238,58 @@ impl View {
         // SAFETY: every region that touches the range was done when the view was made and stays done, so nothing writes
         // these bytes any more; the memory is initialised and lives as long as `shared`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
+    }
+
+    /// The device's own address of the first byte, where it has addresses; `None` for host memory and for nothing.
+    pub fn address(&self) -> Option<u64> {
+        match &self.shared.backing {
+            Backing::Host(_) => None,
+            Backing::Device(memory) => memory.address().map(|first| first + self.range.start),
+        }
+    }
+
+    /// The [checksum](digest::checksum) of the bytes, computed where they are: nothing is read back from a GPU but the sum.
+    ///
+    /// # Errors
+    /// When the device refuses, or keeps nothing.
+    pub fn checksum(&self) -> Result<u64> {
+        match &self.shared.backing {
+            Backing::Device(memory) => memory.checksum(self.range.clone()),
+            Backing::Host(_) => self.bytes().map(digest::checksum).ok_or(Error::Poisoned { what: "a view's range" }),
+        }
+    }
+
+    /// The matrix in this view, of `shape` (rows, columns) elements of 1, 2, 4 or 8 bytes, with rows and columns exchanged, in
+    /// new memory of the same device.
+    ///
+    /// # Errors
+    /// When the shape is not that of the view, there is no memory, or the device refuses.
+    pub fn transposed(&self, shape: [u64; 2], element_bytes: u64) -> Result<View> {
+        let bytes = shape[0].checked_mul(shape[1]).and_then(|elements| elements.checked_mul(element_bytes));
+        if bytes != Some(self.len()) || !matches!(element_bytes, 1 | 2 | 4 | 8) {
+            let what = format!("{} bytes as a matrix of {shape:?} elements of {element_bytes} bytes", self.len());
+            return Err(Error::Request { what, hint: None });
+        }
+        let arena = match &self.shared.backing {
+            Backing::Device(memory) => Arena::device(memory.transposed(self.range.clone(), shape, element_bytes)?),
+            Backing::Host(_) => return self.transposed_on_host(shape, element_bytes),
+        };
+        let (_, written) = arena.carve(&[])?;
+        written.view(0..self.len()).ok_or(Error::Poisoned { what: "a transposed view" })
+    }
+
+    fn transposed_on_host(&self, [rows, columns]: [u64; 2], element_bytes: u64) -> Result<View> {
+        let misfit = || Error::Poisoned { what: "a transposed view" };
+        let out_of_memory = |_| Error::OutOfMemory { device: "cpu".to_owned(), needed: self.len(), free: None };
+        let source = self.bytes().ok_or_else(misfit)?;
+        let arena = Arena::host(HostBlock::new(source.len()).map_err(out_of_memory)?);
+        let (mut regions, written) = arena.carve(&[0..self.len()])?;
+        let mut region = regions.pop().ok_or_else(misfit)?;
+        let element_bytes = usize::try_from(element_bytes).map_err(|_| misfit())?;
+        let target = region.bytes_mut().ok_or_else(misfit)?;
+        transpose(source, target, rows, columns, element_bytes).map_err(|_| misfit())?;
+        region.finish();
+        written.view(0..self.len()).ok_or_else(misfit)
     }
 
     /// Copies a part of the view (`range` counts from its start) into host memory.

@@ -11,7 +11,7 @@ mod meter;
 mod run;
 mod scales;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -412,7 +412,7 @@ impl Loader {
         let shape = self.staging_shape();
         let pool = staged.then(|| self.device.staging(shape.count, shape.bytes, &self.fallbacks)).transpose()?;
         let queue = (self.make_queue)(pool.as_ref(), &self.fallbacks);
-        let stream = staged.then(|| self.device.stream()).transpose()?;
+        let stream = staged.then(|| self.device.stream(&self.fallbacks)).transpose()?;
         Ok(Engine { pool, queue, stream })
     }
 
@@ -507,7 +507,8 @@ fn needs(plan: &LoadPlan, staging: Staging, scales: Vec<Arc<[f32]>>) -> StreamNe
         plan::Landing::Staged { pieces } => pieces,
     });
     let crumbs = pieces.clone().filter(|placed| placed.piece.is_crumb()).count() as u64;
-    let casts = pieces.clone().any(|placed| placed.piece.cast.is_some());
+    let casts: HashSet<_> = pieces.filter_map(|placed| placed.piece.cast).map(|cast| (cast.from, cast.to)).collect();
+    let casts = casts.into_iter().collect();
     StreamNeeds { buffers: staging.count, buffer_bytes: staging.bytes, casts, crumbs, scales }
 }
 

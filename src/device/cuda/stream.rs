@@ -1,0 +1,437 @@
+//! Uploads: staging buffers to an arena in VRAM, by copies that the GPU makes itself, several streams in turn.
+//!
+//! Large pieces are copied to their place at once, rows as one strided copy. What is to be converted, and crumbs where there
+//! are very many, is copied to a scratch area first and moved from there by kernels. An upload owns its buffer and its regions
+//! until its event has passed; one that is dropped, or that the driver refuses half-way, is waited for. The scratch area
+//! belongs to one stream, whose order keeps uploads apart; what the host writes or reads of an upload (its *notes*) belongs to
+//! the staging buffer's number, of which there is one in flight at most. Nothing here decides what is copied.
+#![allow(unsafe_code)] // starts copies between memory that this file's objects own
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::driver::Refusal;
+use super::gpu::{Bound, Gpu};
+use super::handles::{Event, PinnedBlock, StreamHandle};
+use super::kernels::{CastLaunch, GatherEntry, Kernels};
+use super::memory::DeviceMemory;
+use crate::device::{Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
+use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
+use crate::os;
+use crate::staging::StagingBuffer;
+
+/// Crumbs in a load from which on collecting them by a kernel pays for compiling it: each saves a few microseconds.
+const MANY_CRUMBS: u64 = 20_000;
+
+/// Bytes between two scratch pieces that are rather copied too than skipped.
+const SCRATCH_GAP_BYTES: u64 = 64 << 10;
+
+/// Bytes of the table of an upload's crumbs.
+const TABLE_BYTES: usize = MAX_PIECES * size_of::<GatherEntry>();
+
+/// Bytes of an upload's notes: its table, and a counter for each piece.
+const NOTE_BYTES: usize = TABLE_BYTES + MAX_PIECES * 8;
+
+/// Streams that uploads go to in turn.
+pub(super) struct CudaStream {
+    gpu: Arc<Gpu>,
+    lanes: Vec<Arc<Lane>>,
+    next: usize,
+    fallbacks: Fallbacks,
+    /// What the load that is under way needs on the GPU.
+    kit: Arc<Kit>,
+    /// Whether crumbs are collected by a kernel.
+    collects: bool,
+}
+
+/// One stream of the driver.
+struct Lane {
+    stream: StreamHandle,
+}
+
+/// What conversions and crumbs of a load need.
+#[derive(Default)]
+struct Kit {
+    /// For each lane: room for a staging buffer, then for its notes.
+    scratch: Vec<DeviceMemory>,
+    /// Bytes of each scratch area before its notes.
+    buffer_bytes: u64,
+    /// For each staging buffer, what the host writes and reads of its upload.
+    notes: Option<Notes>,
+    /// The tables of scales.
+    scales: Vec<DeviceMemory>,
+}
+
+/// Host memory for the notes of all uploads in flight.
+struct Notes(PinnedBlock);
+
+impl CudaStream {
+    pub(super) fn new(gpu: &Arc<Gpu>, count: usize, fallbacks: &Fallbacks) -> Result<CudaStream> {
+        let bound = gpu.bind()?;
+        let lane = |_| StreamHandle::new(gpu, &bound).map(|stream| Arc::new(Lane { stream }));
+        let lanes: Result<_, Refusal> = (0..count.max(1)).map(lane).collect();
+        let lanes = lanes.map_err(|refusal| gpu.error("make a stream", refusal))?;
+        let (gpu, fallbacks) = (Arc::clone(gpu), fallbacks.clone());
+        drop(bound);
+        Ok(CudaStream { gpu, lanes, next: 0, fallbacks, kit: Arc::default(), collects: false })
+    }
+}
+
+impl Stream for CudaStream {
+    fn prepare(&mut self, needs: &StreamNeeds) -> Result<()> {
+        let gpu = Arc::clone(&self.gpu);
+        let bound = gpu.bind()?;
+        self.collects = needs.crumbs >= MANY_CRUMBS && self.can_collect(&bound);
+        self.kit = Arc::default(); // the former load's goes first: its memory may be needed
+        for &(from, to) in &needs.casts {
+            let compiled = gpu.kernels().require_cast(&bound, from, to);
+            compiled.map_err(|refusal| gpu.error("compile the kernels", refusal))?;
+        }
+        if !needs.casts.is_empty() || self.collects {
+            self.kit = Arc::new(Kit::new(&gpu, &bound, self.lanes.first().map(Arc::as_ref), self.lanes.len(), needs)?);
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
+        let gpu = Arc::clone(&self.gpu);
+        let jobs = self.sort(&buffer, &pieces)?;
+        let bound = gpu.bind()?;
+        buffer.wait_prepared();
+        let turn = self.next % self.lanes.len();
+        self.next = turn + 1;
+        let lane = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
+        let regions = pieces.into_iter().map(|(_, region)| region).collect();
+        let kit = Arc::clone(&self.kit);
+        let mut upload =
+            CudaUpload { gpu: Arc::clone(&gpu), lane, kit, cargo: Some((buffer, regions)), end: None, casts: None };
+        // An error drops the upload, which waits for what it has started.
+        let started = upload.start(&bound, turn, jobs);
+        started.map_err(|refusal| gpu.error("start a copy", refusal))?;
+        Ok(Box::new(upload))
+    }
+}
+
+impl CudaStream {
+    /// Whether the kernel that collects crumbs can be had; if not, crumbs are copied one by one.
+    fn can_collect(&self, bound: &Bound<'_>) -> bool {
+        let compiled = self.gpu.kernels().require_gather(bound);
+        if let Err(refusal) = &compiled {
+            self.fallbacks.note("collecting small tensors on the GPU", format!("{refusal}; each is copied by itself"));
+        }
+        compiled.is_ok()
+    }
+
+    /// What is to be done with each piece, checked: every byte that is read lies in the buffer, and every byte that is
+    /// written in the piece's own region.
+    fn sort(&self, buffer: &StagingBuffer, pieces: &[(Piece, Region)]) -> Result<Jobs> {
+        let misfit = || Error::Poisoned { what: "a piece leaves its staging buffer or its region" };
+        let mut jobs = Jobs::default();
+        if pieces.len() > MAX_PIECES {
+            return Err(misfit());
+        }
+        for (index, (piece, region)) in pieces.iter().enumerate() {
+            if piece.is_empty() {
+                continue;
+            }
+            let overlapping = piece.count > 1 && piece.stride < piece.run;
+            if piece.end() > buffer.len() as u64 || region.len() != piece.len() || overlapping {
+                return Err(misfit());
+            }
+            let to = region.address().ok_or_else(misfit)?;
+            match piece.cast {
+                Some(cast) => jobs.casts.push(CastJob { index, piece: *piece, cast, to }),
+                None if piece.is_crumb() && self.collects => jobs.crumbs.push((*piece, to)),
+                None => jobs.copies.push((*piece, to)),
+            }
+        }
+        if jobs.needs_scratch() && self.kit.scratch.is_empty() {
+            return Err(Error::Poisoned { what: "an upload that was not prepared for" });
+        }
+        Ok(jobs)
+    }
+}
+
+/// The pieces of an upload by what is done with them.
+#[derive(Default)]
+struct Jobs {
+    copies: Vec<(Piece, u64)>,
+    crumbs: Vec<(Piece, u64)>,
+    casts: Vec<CastJob>,
+}
+
+struct CastJob {
+    /// Which piece of the upload.
+    index: usize,
+    piece: Piece,
+    cast: Cast,
+    to: u64,
+}
+
+impl Jobs {
+    fn needs_scratch(&self) -> bool {
+        !self.crumbs.is_empty() || !self.casts.is_empty()
+    }
+
+    /// The bytes of the buffer that go to the scratch area, near ranges joined.
+    fn scratch_ranges(&self) -> Vec<Range<u64>> {
+        let crumbs = self.crumbs.iter().map(|(piece, _)| piece.at..piece.end());
+        let mut ranges: Vec<_> = crumbs.chain(self.casts.iter().map(|job| job.piece.at..job.piece.end())).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            match joined.last_mut() {
+                Some(last) if range.start <= last.end + SCRATCH_GAP_BYTES => last.end = last.end.max(range.end),
+                _ => joined.push(range),
+            }
+        }
+        joined
+    }
+}
+
+impl Kit {
+    fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, lanes: usize, needs: &StreamNeeds) -> Result<Kit> {
+        let scratch_bytes = (needs.buffer_bytes as u64).next_multiple_of(256) + NOTE_BYTES as u64;
+        let scratch = (0..lanes).map(|_| DeviceMemory::own(gpu, bound, scratch_bytes)).collect::<Result<_>>()?;
+        let notes =
+            PinnedBlock::new(gpu, bound, needs.buffers.saturating_mul(NOTE_BYTES)).map_err(|_| out_of_host(needs))?;
+        let upload = |table: &Arc<[f32]>| upload_table(gpu, bound, lane, table);
+        let scales = needs.scales.iter().map(upload).collect::<Result<_>>()?;
+        let buffer_bytes = scratch_bytes - NOTE_BYTES as u64;
+        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes(notes)), scales })
+    }
+}
+
+fn out_of_host(needs: &StreamNeeds) -> Error {
+    let needed = (needs.buffers.saturating_mul(NOTE_BYTES)) as u64;
+    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
+}
+
+/// A table of scales, in memory of the GPU, and there when this returns.
+fn upload_table(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, table: &[f32]) -> Result<DeviceMemory> {
+    let bytes: &[u8] = bytemuck::cast_slice(table);
+    let memory = DeviceMemory::own(gpu, bound, bytes.len() as u64)?;
+    let lane = lane.ok_or(Error::Poisoned { what: "a stream without lanes" })?;
+    if bytes.is_empty() {
+        return Ok(memory);
+    }
+    let refused = |refusal| gpu.error("copy scales", refusal);
+    let out_of_memory = |_| Error::OutOfMemory { device: "cpu".to_owned(), needed: bytes.len() as u64, free: None };
+    let pinned = PinnedBlock::new(gpu, bound, bytes.len()).map_err(out_of_memory)?;
+    // SAFETY: the block is as long as the table and nobody else's.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.start(), bytes.len()) };
+    // SAFETY: both blocks are as long as the table; the wait below comes before either goes.
+    let started = unsafe { lane.stream.copy_in(bound, memory.at(0), pinned.start(), bytes.len()) };
+    let waited = lane.stream.synchronize(bound);
+    started.and(waited).map_err(refused)?;
+    Ok(memory)
+}
+
+impl Notes {
+    /// The notes of the upload from staging buffer number `index`.
+    fn of(&self, index: usize) -> Option<*mut u8> {
+        let start = index.checked_mul(NOTE_BYTES)?;
+        let fits = start.checked_add(NOTE_BYTES)? <= self.0.len();
+        fits.then(|| self.0.start().wrapping_add(start))
+    }
+}
+
+/// An upload on its way.
+struct CudaUpload {
+    gpu: Arc<Gpu>,
+    lane: Arc<Lane>,
+    kit: Arc<Kit>,
+    /// What the GPU may be reading and writing; taken when that is over.
+    cargo: Option<(StagingBuffer, Vec<Region>)>,
+    /// Recorded when everything had been started.
+    end: Option<Event>,
+    casts: Option<CastNotes>,
+}
+
+/// What is to be learned of an upload's conversions when it is over.
+struct CastNotes {
+    /// Before the first and after the last.
+    from: Event,
+    to: Event,
+    /// Which piece each counter is of.
+    pieces: Vec<usize>,
+}
+
+impl CudaUpload {
+    /// Starts everything, and records the end.
+    fn start(&mut self, bound: &Bound<'_>, turn: usize, jobs: Jobs) -> Result<(), Refusal> {
+        let Some((buffer, _)) = &self.cargo else { return Ok(()) };
+        let source = buffer.bytes().as_ptr();
+        let index = buffer.index();
+        if jobs.needs_scratch() {
+            self.start_scratch(bound, (source, index), turn, &jobs)?;
+        }
+        for &(piece, to) in &jobs.copies {
+            let from = source.wrapping_add(size(piece.at));
+            if piece.count == 1 || piece.run == piece.stride {
+                // SAFETY: `sort` has checked that the piece lies in the buffer and fills its region; both are this upload's
+                // until the stream has passed (`Drop` and `finish` wait).
+                unsafe { self.lane.stream.copy_in(bound, to, from, size(piece.len())) }?;
+            } else {
+                let rows = [piece.run, piece.stride, piece.count].map(size);
+                // SAFETY: as above, for all rows.
+                unsafe { self.lane.stream.copy_rows_in(bound, to, from, rows) }?;
+            }
+        }
+        self.end = Some(Event::record(&self.gpu, bound, &self.lane.stream, false)?);
+        Ok(())
+    }
+
+    /// Starts what goes by way of the scratch area.
+    fn start_scratch(
+        &mut self,
+        bound: &Bound<'_>,
+        (source, index): (*const u8, usize),
+        turn: usize,
+        jobs: &Jobs,
+    ) -> Result<(), Refusal> {
+        const UNPREPARED: Refusal = Refusal { call: "vramp", code: 1 };
+        let kit = Arc::clone(&self.kit);
+        let notes = kit.notes.as_ref().and_then(|notes| notes.of(index)).ok_or(UNPREPARED)?;
+        let scratch = kit.scratch.get(turn).ok_or(UNPREPARED)?;
+        let stream = &self.lane.stream;
+        for range in jobs.scratch_ranges() {
+            let (from, bytes) = (source.wrapping_add(size(range.start)), size(range.end - range.start));
+            // SAFETY: `sort` has checked that the range lies in the buffer, which the scratch area is as long as; the stream's
+            // order keeps it from the upload before.
+            unsafe { stream.copy_in(bound, scratch.at(range.start), from, bytes) }?;
+        }
+        let kernels = self.gpu.kernels();
+        let area = Area { bound, kernels, stream, base: scratch.at(0), notes, remote: scratch.at(kit.buffer_bytes) };
+        if !jobs.crumbs.is_empty() {
+            area.gather(&jobs.crumbs)?;
+        }
+        if !jobs.casts.is_empty() {
+            let from = Event::record(&self.gpu, bound, stream, true)?;
+            area.cast(&jobs.casts, &kit.scales)?;
+            let to = Event::record(&self.gpu, bound, stream, true)?;
+            area.fetch_counters(jobs.casts.len())?;
+            let pieces = jobs.casts.iter().map(|job| job.index).collect();
+            self.casts = Some(CastNotes { from, to, pieces });
+        }
+        Ok(())
+    }
+
+    /// How long converting took, and which pieces had finite numbers become infinite. Only after the end.
+    fn read_notes(&self, bound: &Bound<'_>, index: usize) -> Result<(f64, Vec<(usize, u64)>), Refusal> {
+        let Some(casts) = &self.casts else { return Ok((0.0, Vec::new())) };
+        let seconds = casts.to.seconds_since(bound, &casts.from)?;
+        let notes = self.kit.notes.as_ref().and_then(|notes| notes.of(index));
+        let counters = notes.map_or(&[][..], |notes| {
+            let start = notes.wrapping_add(TABLE_BYTES).cast::<u64>();
+            // SAFETY: the counters lie in the notes, aligned (both sizes before them are multiples of 8), and the copy that
+            // filled them is over; nobody writes them before this upload's buffer is free again.
+            unsafe { std::slice::from_raw_parts(start, casts.pieces.len()) }
+        });
+        let counted = casts.pieces.iter().copied().zip(counters.iter().copied());
+        Ok((seconds, counted.filter(|&(_, count)| count > 0).collect()))
+    }
+}
+
+/// Where an upload's scratch work happens.
+struct Area<'a> {
+    bound: &'a Bound<'a>,
+    kernels: &'a Kernels,
+    stream: &'a StreamHandle,
+    /// Address of the copy of the staging buffer.
+    base: u64,
+    /// The notes on the host.
+    notes: *mut u8,
+    /// Their counterpart's address.
+    remote: u64,
+}
+
+impl Area<'_> {
+    /// Moves crumbs to their places by one launch.
+    fn gather(&self, crumbs: &[(Piece, u64)]) -> Result<(), Refusal> {
+        let entry = |&(piece, target): &(Piece, u64)| GatherEntry {
+            source: piece.at,
+            target,
+            run: piece.run,
+            stride: piece.stride,
+            runs: piece.count,
+        };
+        let table: Vec<GatherEntry> = crumbs.iter().take(MAX_PIECES).map(entry).collect();
+        let bytes: &[u8] = bytemuck::cast_slice(&table);
+        // SAFETY: the notes have room for MAX_PIECES entries and are this upload's alone.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.notes, bytes.len()) };
+        // SAFETY: as above; the notes and their counterpart stay until the upload is over.
+        unsafe { self.stream.copy_in(self.bound, self.remote, self.notes, bytes.len()) }?;
+        let count = u32::try_from(table.len()).unwrap_or(0);
+        // SAFETY: `sort` has checked every piece against the buffer, whose copy is at `base`, and against its region.
+        unsafe { self.kernels.gather(self.bound, self.stream, [self.base, self.remote], count) }
+    }
+
+    /// Converts pieces to their places, one launch each.
+    fn cast(&self, jobs: &[CastJob], scales: &[DeviceMemory]) -> Result<(), Refusal> {
+        let counters = self.remote + TABLE_BYTES as u64;
+        // SAFETY: room for MAX_PIECES counters of this upload's own.
+        unsafe { self.stream.zero(self.bound, counters, jobs.len() * 8) }?;
+        for (counter, CastJob { piece, cast, to, .. }) in (0u64..).zip(jobs) {
+            let element = cast.from.bytes();
+            let table = cast.scale.map(|scale| (scale, scales.get(scale.table).and_then(Memory::address)));
+            let launch = CastLaunch {
+                from: cast.from,
+                to: cast.to,
+                source: self.base + piece.at,
+                target: *to,
+                elements: piece.taken() / element,
+                run: piece.run / element,
+                stride: piece.stride / element,
+                scale: table.map(|(scale, table)| (scale, table.unwrap_or(0))),
+                overflowed: counters + counter * 8,
+            };
+            // SAFETY: `sort` has checked the piece against the buffer and the region; the table has an entry for each block.
+            unsafe { self.kernels.cast(self.bound, self.stream, &launch) }?;
+        }
+        Ok(())
+    }
+
+    /// Starts copying the counters to the host.
+    fn fetch_counters(&self, count: usize) -> Result<(), Refusal> {
+        let (to, from) = (self.notes.wrapping_add(TABLE_BYTES), self.remote + TABLE_BYTES as u64);
+        // SAFETY: both lie in the notes and their counterpart, which stay until the upload is over.
+        unsafe { self.stream.copy_out(self.bound, to, from, count * 8) }
+    }
+}
+
+impl Upload for CudaUpload {
+    fn is_done(&mut self) -> bool {
+        let (Some(end), Ok(bound)) = (&self.end, self.gpu.bind()) else { return true };
+        end.has_passed(&bound)
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Uploaded> {
+        let lost = Error::Poisoned { what: "an upload without its end" };
+        let gpu = Arc::clone(&self.gpu);
+        let refused = |refusal| gpu.error("copy to the GPU", refusal);
+        let bound = gpu.bind()?;
+        let Some(end) = &self.end else { return Err(lost) };
+        end.wait(&bound).map_err(refused)?;
+        let Some((buffer, regions)) = self.cargo.take() else { return Err(lost) };
+        let (convert_seconds, overflows) = self.read_notes(&bound, buffer.index()).map_err(refused)?;
+        Ok(Uploaded { buffer, regions, overflows, convert_seconds })
+    }
+}
+
+impl Drop for CudaUpload {
+    /// The buffer and the regions must not go while the GPU may touch them.
+    fn drop(&mut self) {
+        if self.cargo.is_some()
+            && let Ok(bound) = self.gpu.bind()
+        {
+            let _ = self.lane.stream.synchronize(&bound);
+        }
+    }
+}
+
+/// Sizes inside a staging buffer fit the machine's words: `sort` has checked them against one.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
