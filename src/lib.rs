@@ -45,6 +45,7 @@
 //! signal because a file shrank, panic on what it reads, read environment variables, print.
 
 pub mod checkpoint;
+pub mod convert;
 pub mod device;
 pub mod digest;
 pub mod dtype;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Rooms from the bottom up; those of one line do not know each other.
 const LAYERS: &[&[&str]] = &[
     &["dtype", "extent", "digest"],
-    &["fault"],
+    &["fault", "convert"],
     &["error"],
     &["host", "os"],
     &["staging"],
