@@ -1,31 +1,64 @@
-//! STUB until the kernels branch is merged.
-#![allow(missing_docs)]
+//! Conversion between float formats on the CPU, with dequantisation by block scales, and transposition: what `--dtype` does
+//! where no GPU does it, and the oracle of the kernels (`kernels/convert.cu`, bit for bit).
+//!
+//! Rounding is to nearest, ties to even, once; subnormals are exact on both sides; a NaN stays a quiet NaN with its sign and
+//! top payload bits. Only where a scale is involved a NaN is [`f32::NAN`] without sign or payload, because processors
+//! disagree there. Nothing here allocates per element, starts threads or knows a file; slices of any alignment are taken.
+
+use serde::Serialize;
+
 use crate::dtype::Dtype;
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+
+mod elements;
+#[cfg(test)]
+mod tests;
+mod transpose;
+
+pub use transpose::transpose;
+
+/// Elements that are converted at a time: their intermediate values stay in the first-level cache.
+const CHUNK: usize = 1024;
+
+/// Float formats that conversion knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Float {
+    /// IEEE double precision.
     F64,
+    /// IEEE single precision.
     F32,
+    /// IEEE half precision.
     F16,
+    /// The upper half of an F32.
     BF16,
+    /// 4 exponent and 3 mantissa bits, bias 7; no infinities, `S.1111.111` is NaN (OCP "fn").
     F8E4M3,
+    /// 5 exponent and 2 mantissa bits, bias 15, like IEEE.
     F8E5M2,
+    /// 4 exponent and 3 mantissa bits, bias 8; 0x80 is the one NaN, there are no infinities and no negative zero.
     F8E4M3Fnuz,
+    /// 5 exponent and 2 mantissa bits, bias 16; 0x80 is the one NaN, there are no infinities and no negative zero.
     F8E5M2Fnuz,
 }
+
 impl Float {
+    /// Every format.
+    pub const ALL: [Float; 8] = [
+        Float::F64,
+        Float::F32,
+        Float::F16,
+        Float::BF16,
+        Float::F8E4M3,
+        Float::F8E5M2,
+        Float::F8E4M3Fnuz,
+        Float::F8E5M2Fnuz,
+    ];
+
+    /// The format of an element type; `None` for what is no float or too narrow for a byte.
     pub fn of(dtype: &Dtype) -> Option<Float> {
-        Some(match dtype {
-            Dtype::F64 => Float::F64,
-            Dtype::F32 => Float::F32,
-            Dtype::F16 => Float::F16,
-            Dtype::BF16 => Float::BF16,
-            Dtype::F8_E4M3 => Float::F8E4M3,
-            Dtype::F8_E5M2 => Float::F8E5M2,
-            Dtype::F8_E4M3FNUZ => Float::F8E4M3Fnuz,
-            Dtype::F8_E5M2FNUZ => Float::F8E5M2Fnuz,
-            _ => return None,
-        })
+        Float::ALL.into_iter().find(|float| float.dtype() == *dtype)
     }
+
+    /// The element type.
     pub fn dtype(self) -> Dtype {
         match self {
             Float::F64 => Dtype::F64,
@@ -38,9 +71,18 @@ impl Float {
             Float::F8E5M2Fnuz => Dtype::F8_E5M2FNUZ,
         }
     }
+
+    /// Bytes of one element.
     pub fn bytes(self) -> u64 {
-        self.dtype().bits().unwrap_or(8) / 8
+        match self {
+            Float::F64 => 8,
+            Float::F32 => 4,
+            Float::F16 | Float::BF16 => 2,
+            Float::F8E4M3 | Float::F8E5M2 | Float::F8E4M3Fnuz | Float::F8E5M2Fnuz => 1,
+        }
     }
+
+    /// The name as the kernels spell it: `cast_{from}_{to}` in the module `convert_{from}`.
     pub fn name(self) -> &'static str {
         match self {
             Float::F64 => "f64",
@@ -53,29 +95,198 @@ impl Float {
             Float::F8E5M2Fnuz => "f8_e5m2fnuz",
         }
     }
+
+    /// Whether one can convert to it: F32, F16 and BF16.
     pub fn is_target(self) -> bool {
         matches!(self, Float::F32 | Float::F16 | Float::BF16)
     }
+
+    /// [`Float::bytes`] as a length of memory.
+    fn width(self) -> usize {
+        match self.bytes() {
+            8 => 8,
+            4 => 4,
+            2 => 2,
+            _ => 1,
+        }
+    }
 }
+
+/// Scales of a 2-D tensor (or one seen as such), one for each block of `block_rows` x `block_columns` elements, row-major;
+/// blocks at the right and lower edge may be ragged. One scale for all: a block as large as the tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct Scales<'a> {
+    /// The scales: for each row of blocks `ceil(columns / block_columns)`.
     pub values: &'a [f32],
+    /// Index, in the whole tensor, of the first element that is converted.
     pub first: u64,
+    /// Columns of the whole tensor.
     pub columns: u64,
+    /// Rows of a block.
     pub block_rows: u64,
+    /// Columns of a block.
     pub block_columns: u64,
 }
-#[derive(Debug)]
-pub struct ConvertError;
-pub fn convert(
-    _source: &[u8],
-    _from: Float,
-    _target: &mut [u8],
-    _to: Float,
-    _scales: Option<Scales<'_>>,
-) -> Result<u64, ConvertError> {
-    Err(ConvertError)
+
+/// Why a conversion was not done. Nothing was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// There is no such conversion.
+    #[error("no conversion from {} to {}{}", from.dtype(), to.dtype(), if *scaled { " with scales" } else { "" })]
+    Unsupported {
+        /// The format of the source.
+        from: Float,
+        /// The format asked for.
+        to: Float,
+        /// Whether there were scales.
+        scaled: bool,
+    },
+    /// The two slices do not hold the same number of elements.
+    #[error("{source_bytes} bytes of {source_element} each do not fill {target_bytes} bytes of {target_element} each")]
+    Lengths {
+        /// Bytes of the source.
+        source_bytes: usize,
+        /// Bytes of an element of the source.
+        source_element: usize,
+        /// Bytes of the target.
+        target_bytes: usize,
+        /// Bytes of an element of the target.
+        target_element: usize,
+    },
+    /// The scales do not cover the elements, or their blocks are empty.
+    #[error("the elements need {needed} block scales, and there are {given}")]
+    Scales {
+        /// Scales that the elements need; 0 where blocks without rows or columns make that unknowable.
+        needed: u64,
+        /// Scales that there are.
+        given: usize,
+    },
 }
-pub fn decode_f32(_source: &[u8], _dtype: &Dtype) -> Option<Vec<f32>> {
-    None
+
+/// Converts `source` (packed elements of `from`) into `target` (packed elements of `to`) and returns how many elements that
+/// were finite (and whose scale was) became infinite. Equal formats without scales are a copy.
+pub fn convert(
+    source: &[u8],
+    from: Float,
+    target: &mut [u8],
+    to: Float,
+    scales: Option<Scales<'_>>,
+) -> Result<u64, ConvertError> {
+    let same = from == to && scales.is_none();
+    // No checkpoint scales F64, and a product in F32 would round twice.
+    if !same && (!to.is_target() || (from == Float::F64 && scales.is_some())) {
+        return Err(ConvertError::Unsupported { from, to, scaled: scales.is_some() });
+    }
+    let elements = count(source, from.width(), target, to.width())?;
+    if let Some(scales) = &scales {
+        scales.check(elements as u64)?;
+    }
+    Ok(match scales {
+        _ if elements == 0 => 0,
+        None if same => {
+            target.copy_from_slice(source);
+            0
+        }
+        None if from.width() == 1 => {
+            elements::by_table(source, from, target, to);
+            0
+        }
+        None if elements::direct(source, from, target, to) => 0,
+        scales => by_chunks(source, from, target, to, scales),
+    })
+}
+
+/// Decodes a tensor of scales (F32, F16, BF16, F64, F8_E8M0) to F32. `None` for another type or a broken length.
+pub fn decode_f32(source: &[u8], dtype: &Dtype) -> Option<Vec<f32>> {
+    if *dtype == Dtype::F8_E8M0 {
+        return Some(source.iter().map(|&bits| elements::e8m0(bits)).collect());
+    }
+    let from = Float::of(dtype)?;
+    if from.width() == 1 || !source.len().is_multiple_of(from.width()) {
+        return None;
+    }
+    let mut values = vec![0.0; source.len() / from.width()];
+    elements::decode(source, from, Float::F32, &mut values);
+    Some(values)
+}
+
+/// The number of elements, if it is the same on both sides.
+fn count(source: &[u8], source_element: usize, target: &[u8], target_element: usize) -> Result<usize, ConvertError> {
+    let elements = source.len() / source_element;
+    let fits = source.len() == elements * source_element
+        && target.len().is_multiple_of(target_element)
+        && target.len() / target_element == elements;
+    let (source_bytes, target_bytes) = (source.len(), target.len());
+    fits.then_some(elements).ok_or(ConvertError::Lengths { source_bytes, source_element, target_bytes, target_element })
+}
+
+/// Source to F32, times the scales, to the target; a chunk at a time.
+fn by_chunks(source: &[u8], from: Float, target: &mut [u8], to: Float, mut scales: Option<Scales<'_>>) -> u64 {
+    let (mut values, mut overflowed) = ([0.0; CHUNK], 0);
+    let chunks = source.chunks(CHUNK * from.width()).zip(target.chunks_mut(CHUNK * to.width()));
+    for (source, target) in chunks {
+        let values = &mut values[..source.len() / from.width()];
+        elements::decode(source, from, to, values);
+        if let Some(scales) = &scales {
+            scales.each(values, elements::multiply);
+        }
+        elements::encode(values, to, target);
+        if elements::any_infinite(target, to) {
+            overflowed += count_overflows(source, from, target, to, scales);
+        }
+        if let Some(scales) = &mut scales {
+            scales.first += values.len() as u64;
+        }
+    }
+    overflowed
+}
+
+/// Which of a chunk's infinite results came from finite elements and finite scales. Rarely called, so plainly written.
+fn count_overflows(source: &[u8], from: Float, target: &[u8], to: Float, scales: Option<Scales<'_>>) -> u64 {
+    let mut factors = [1.0; CHUNK];
+    if let Some(scales) = scales {
+        scales.each(&mut factors[..source.len() / from.width()], |part, scale| part.fill(scale));
+    }
+    let elements = source.chunks_exact(from.width()).zip(target.chunks_exact(to.width())).zip(&factors);
+    let overflowed = elements.filter(|((source, target), factor)| {
+        elements::is_infinite(target, to) && elements::is_finite(source, from) && factor.is_finite()
+    });
+    overflowed.count() as u64
+}
+
+impl Scales<'_> {
+    /// Whether there is a scale for each of `elements` elements.
+    fn check(&self, elements: u64) -> Result<(), ConvertError> {
+        let given = self.values.len();
+        if self.columns == 0 || self.block_rows == 0 || self.block_columns == 0 {
+            return Err(ConvertError::Scales { needed: 0, given });
+        }
+        let Some(last) = elements.checked_sub(1) else { return Ok(()) };
+        let last = self.first.saturating_add(last);
+        let block_rows = last / self.columns / self.block_rows + 1;
+        let needed = block_rows.saturating_mul(self.columns.div_ceil(self.block_columns));
+        if needed > given as u64 { Err(ConvertError::Scales { needed, given }) } else { Ok(()) }
+    }
+
+    /// Calls `apply` for each part of `values` that lies in one row and one block, with that block's scale. [`Scales::check`]
+    /// has seen to it that every scale is there.
+    fn each(&self, mut values: &mut [f32], apply: impl Fn(&mut [f32], f32)) {
+        let across = self.columns.div_ceil(self.block_columns);
+        let (mut row, mut column) = (self.first / self.columns, self.first % self.columns);
+        while !values.is_empty() {
+            let block = column / self.block_columns;
+            let end = (block + 1).saturating_mul(self.block_columns).min(self.columns);
+            let index = row / self.block_rows * across + block;
+            let scale =
+                usize::try_from(index).ok().and_then(|index| self.values.get(index)).copied().unwrap_or(f32::NAN);
+            let len = usize::try_from(end - column).map_or(values.len(), |len| len.min(values.len()));
+            let (part, rest) = values.split_at_mut(len);
+            apply(part, scale);
+            (values, column) = (rest, end);
+            if column == self.columns {
+                (row, column) = (row + 1, 0);
+            }
+        }
+    }
 }

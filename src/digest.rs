@@ -1,4 +1,5 @@
-//! SHA-256 digests, streamed. Nothing here reads files: bytes are pushed in.
+//! SHA-256 digests, streamed, and the checksum by which bytes on a device are compared with those that were read. Nothing
+//! here reads files: bytes are pushed in.
 
 use std::fmt;
 use std::str::FromStr;
@@ -79,9 +80,98 @@ impl serde::Serialize for Digest {
     }
 }
 
+/// A 64-bit checksum of `bytes` that a GPU computes as well (`kernels/checksum.cu`). It finds accidents: a flipped bit, blocks
+/// that are swapped, missing or there twice. It is no protection from forgery; [`Digest`] is.
+///
+/// ```
+/// use vramp::digest::checksum;
+/// assert_ne!(checksum(b"weights"), checksum(b"weights\0"));
+/// ```
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let (fours, last) = words.as_chunks::<4>();
+    // Four sums that do not wait for each other; the keys grow by addition.
+    let (mut sums, mut keys) = ([0u64; 4], [key(0), key(1), key(2), key(3)]);
+    let step = KEY.wrapping_mul(8);
+    for four in fours {
+        for ((sum, key), word) in sums.iter_mut().zip(&mut keys).zip(four) {
+            *sum = sum.wrapping_add(mix(u64::from_le_bytes(*word), *key));
+            *key = key.wrapping_add(step);
+        }
+    }
+    let mut padded = [0; 8];
+    padded[..rest.len()].copy_from_slice(rest);
+    let last = last.iter().chain((!rest.is_empty()).then_some(&padded));
+    let last = last.zip(keys).map(|(word, key)| mix(u64::from_le_bytes(*word), key));
+    let sum = sums.into_iter().chain(last).fold(0, u64::wrapping_add);
+    checksum_finish(sum, bytes.len() as u64)
+}
+
+/// The checksum of `len` bytes whose words' sum is `sum`: what a kernel has added up becomes comparable to [`checksum`].
+pub fn checksum_finish(sum: u64, len: u64) -> u64 {
+    let keyed = mix(sum, key(len));
+    mix(keyed, KEY)
+}
+
+/// Odd, with its bits spread.
+const KEY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The key of the word at `index`: odd, and another one for every index below 2^63.
+fn key(index: u64) -> u64 {
+    KEY.wrapping_mul(index.wrapping_mul(2).wrapping_add(1))
+}
+
+/// For each key a bijection of the word, so that a changed word always changes a sum. The key is the factor too: the change
+/// that swapping two words makes to one term is never undone by the other term, as it could be if all were multiplied alike.
+fn mix(word: u64, key: u64) -> u64 {
+    let keyed = word ^ key;
+    let product = (keyed ^ keyed >> 32).wrapping_mul(key);
+    product ^ product >> 32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The definition, word by word.
+    fn plain(bytes: &[u8]) -> u64 {
+        let words = bytes.chunks(8).map(|chunk| chunk.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)));
+        let terms = (0..).zip(words).map(|(index, word)| mix(word, key(index)));
+        checksum_finish(terms.fold(0, u64::wrapping_add), bytes.len() as u64)
+    }
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len as u64).map(|at| (mix(at, KEY) >> 17) as u8).collect()
+    }
+
+    #[test]
+    fn checksums_are_the_sum_of_the_mixed_words() {
+        for len in (0..100).chain([4096, 100_003]) {
+            assert_eq!(checksum(&bytes(len)), plain(&bytes(len)), "{len} bytes");
+        }
+        // Pinned: a stored checksum must not change its meaning.
+        assert_eq!(checksum(b""), 0xbe75_fbe7_9b13_c397);
+        assert_eq!(checksum(b"vramp"), 0xc9ea_7574_0587_9eb7);
+    }
+
+    #[test]
+    fn every_flipped_bit_every_length_and_every_swap_changes_the_checksum() {
+        let original = bytes(200);
+        let mut seen = std::collections::HashSet::from([checksum(&original)]);
+        for bit in 0..original.len() * 8 {
+            let mut flipped = original.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(seen.insert(checksum(&flipped)), "bit {bit}");
+        }
+        for first in 0..25 {
+            for second in first + 1..25 {
+                let mut swapped = original.clone();
+                (0..8).for_each(|byte| swapped.swap(first * 8 + byte, second * 8 + byte));
+                assert!(seen.insert(checksum(&swapped)), "words {first} and {second}");
+            }
+        }
+        assert!((0..200).all(|len| seen.insert(checksum(&vec![0; len]))), "zeros of different lengths");
+    }
 
     #[test]
     fn the_empty_digest_is_the_known_one_and_round_trips() {

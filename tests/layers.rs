@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["dtype", "extent", "digest", "fallback"],
     &["fault", "convert"],
+    &["fault", "convert"],
     &["error"],
     &["host", "os"],
     &["staging"],

@@ -1,0 +1,1 @@
+//! The conversions against arithmetic written another way.
