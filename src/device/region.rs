@@ -283,7 +283,7 @@ impl View {
         let out_of_memory = |_| Error::OutOfMemory { device: "cpu".to_owned(), needed: self.len(), free: None };
         let source = self.bytes().ok_or_else(misfit)?;
         let arena = Arena::host(HostBlock::new(source.len()).map_err(out_of_memory)?);
-        let (mut regions, written) = arena.carve(&[0..self.len()])?;
+        let (mut regions, written) = arena.carve(std::slice::from_ref(&(0..self.len())))?;
         let mut region = regions.pop().ok_or_else(misfit)?;
         let element_bytes = usize::try_from(element_bytes).map_err(|_| misfit())?;
         let target = region.bytes_mut().ok_or_else(misfit)?;
