@@ -5,6 +5,7 @@ mod change;
 mod cli;
 mod device;
 mod files;
+mod kernels;
 mod layers;
 mod load;
 mod plan;
