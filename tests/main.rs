@@ -7,6 +7,7 @@ mod cli;
 mod cuda;
 mod device;
 mod files;
+mod kernels;
 mod layers;
 mod load;
 mod plan;

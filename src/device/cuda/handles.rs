@@ -134,7 +134,7 @@ impl StreamHandle {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: the handle is this object's alone. Work still in the stream goes on.
             let _ = unsafe { call!(bound.driver(), cuStreamDestroy_v2(self.raw())) };
         }
@@ -190,7 +190,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: the handle is this object's alone.
             let _ = unsafe { call!(bound.driver(), cuEventDestroy_v2(self.raw())) };
         }
@@ -216,7 +216,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: registered by `new`, unregistered once. Owners wait for the copies from it first.
             let _ = unsafe { call!(bound.driver(), cuMemHostUnregister(self.start as *mut c_void)) };
         }

@@ -155,7 +155,7 @@ impl Drop for DeviceMemory {
         if let Origin::Allocator(allocator) = &self.origin {
             return allocator.free(self.address, self.bytes);
         }
-        let Ok(bound) = self.gpu.bind() else { return };
+        let Some(bound) = self.gpu.bind_to_release() else { return };
         match &self.origin {
             Origin::Own => {
                 // SAFETY: allocated by the driver, freed once; uploads in flight hold regions of it, which keep it alive.
@@ -315,7 +315,7 @@ impl Readback {
 impl Drop for Readback {
     /// After an error copies may be in flight: the block must not go before them.
     fn drop(&mut self) {
-        if let Ok(bound) = self.stream.gpu().bind() {
+        if let Some(bound) = self.stream.gpu().bind_to_release() {
             let _ = self.stream.synchronize(&bound);
         }
     }

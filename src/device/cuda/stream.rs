@@ -424,7 +424,7 @@ impl Drop for CudaUpload {
     /// The buffer and the regions must not go while the GPU may touch them.
     fn drop(&mut self) {
         if self.cargo.is_some()
-            && let Ok(bound) = self.gpu.bind()
+            && let Some(bound) = self.gpu.bind_to_release()
         {
             let _ = self.lane.stream.synchronize(&bound);
         }
