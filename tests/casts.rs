@@ -150,13 +150,19 @@ impl Sample {
 
     /// Demands that `loaded` is what it must be.
     pub(crate) fn check(&self, loaded: &Loaded, what: &str) {
+        self.try_check(loaded, what).unwrap();
+    }
+
+    /// The same; an error is that of the device, which could not give the bytes back.
+    pub(crate) fn try_check(&self, loaded: &Loaded, what: &str) -> vramp::Result<()> {
         let names: Vec<_> = loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect();
         assert_eq!(names, self.expected.keys().cloned().collect::<Vec<_>>(), "{what}");
         for (name, (dtype, shape, bytes)) in &self.expected {
             let tensor = loaded.tensor(name).unwrap();
             assert_eq!((tensor.dtype(), tensor.shape()), (dtype, shape.as_slice()), "{name}: {what}");
-            assert!(tensor.download().unwrap() == *bytes, "wrong elements in {name}: {what}");
+            assert!(tensor.download()? == *bytes, "wrong elements in {name}: {what}");
         }
+        Ok(())
     }
 }
 

@@ -43,27 +43,49 @@ fn judge(outcome: Result<Loaded>, what: &str) -> bool {
     }
 }
 
+/// Calls whose failure a load may survive: those that give something back, ask what it can do without, or lock memory.
+const SURVIVABLE: &[&str] = &[
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2", // tried again where something is given back; a poll that fails is waited for
+    "cuDeviceGetAttribute",
+    "cuDeviceGetPCIBusId",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuMemFree_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuModuleUnload",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize", // tried again where memory is about to go
+];
+
+/// Has each call that `attempt` makes fail once, every `step`th of a kind, by several codes and schedules.
+fn fail_each_call(step: usize, attempt: impl Fn() -> Result<Loaded>) {
+    let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
+    drop(attempt().unwrap());
+    let calls = double.calls();
+    drop(double);
+    for (name, count) in calls {
+        for nth in (1..=count).step_by(if count > 10 { step } else { 1 }) {
+            for (code, schedule) in [(2, Schedule::Lazy), (999, Schedule::Random(nth))] {
+                let double = Rig::double(Config { pageable_is_error: false, ..scheduled(schedule) }).unwrap();
+                double.inject(Fault::Call { name: name.clone(), nth, code });
+                let what = format!("call {nth} of {count} of {name} answers {code}, {schedule:?}");
+                let survived = judge(attempt(), &what);
+                assert!(!survived || SURVIVABLE.contains(&name.as_str()), "{what}: nobody noticed");
+                let (reports, leaks) = (double.reports(), double.leaks());
+                assert!(reports.is_empty() && leaks.is_empty(), "{what}: {reports:?} {leaks:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn each_driver_call_may_fail_once() {
     watched(|| {
         let synthetic = Synthetic::new(17, 2, 40_000, |_, file| file);
-        let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
-        load(&synthetic, small()).unwrap();
-        let calls = double.call_count();
-        drop(double);
-        let mut survived = 0;
-        for nth in 1..=calls {
-            for code in [2, 999] {
-                let config = Config { pageable_is_error: false, ..scheduled(Schedule::Random(nth)) };
-                let double = Rig::double(config).unwrap();
-                double.inject(Fault::Any { nth, code });
-                let what = format!("call {nth} of {calls} answers {code}");
-                survived += u64::from(judge(load(&synthetic, small()), &what));
-                let reports = double.reports();
-                assert!(reports.is_empty(), "{what}: {reports:?}");
-            }
-        }
-        assert!(survived < calls, "{survived} of {} loads noticed nothing", 2 * calls);
+        fail_each_call(1, || load(&synthetic, small()));
     });
 }
 
@@ -71,21 +93,11 @@ fn each_driver_call_may_fail_once() {
 fn each_call_of_a_load_that_converts_may_fail_once() {
     watched(|| {
         let sample = Sample::new(2, Float::F16);
-        let attempt = || {
+        fail_each_call(5, || {
             let loaded = sample.load(vramp::device::open("cuda:0")?, Some(Staging { count: 2, bytes: 64 << 10 }))?;
-            sample.check(&loaded, "after a failed call");
+            sample.try_check(&loaded, "after a failed call")?;
             Ok(loaded)
-        };
-        let Some(double) = Rig::double(scheduled(Schedule::Eager)) else { return };
-        attempt().unwrap();
-        let calls = double.call_count();
-        drop(double);
-        for nth in (1..=calls).step_by(7) {
-            let double = Rig::double(Config { pageable_is_error: false, ..scheduled(Schedule::Lazy) }).unwrap();
-            double.inject(Fault::Any { nth, code: 999 });
-            judge(attempt(), &format!("call {nth} of {calls}"));
-            drop(double);
-        }
+        });
     });
 }
 
@@ -98,12 +110,16 @@ fn an_error_that_comes_later_sticks_and_ends_the_load() {
             let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
             double.inject(Fault::Async { nth, code: [700, 719, 214][nth as usize % 3] });
             let outcome = load(&synthetic, small());
-            let over = double.stats().operations < nth;
-            assert!(over || matches!(outcome, Err(Error::Device { .. })), "operation {nth}: {outcome:?}");
-            if over {
-                assert!(nth > 5, "only {nth} operations");
+            if outcome.is_ok() {
+                let stats = double.stats();
+                let copies: u64 = stats.devices.iter().map(|device| device.h2d.copies + device.d2h.copies).sum();
+                assert!(
+                    copies + stats.fills + stats.kernels < nth && nth > 5,
+                    "operation {nth} of {copies}: {outcome:?}"
+                );
                 return;
             }
+            assert!(matches!(outcome, Err(Error::Device { .. })), "operation {nth}: {outcome:?}");
             nth += 1;
         }
     });

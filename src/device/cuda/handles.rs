@@ -59,6 +59,12 @@ impl StreamHandle {
         unsafe { call!(bound.driver(), cuStreamSynchronize(self.raw())) }
     }
 
+    /// Waits until nothing of the stream can touch memory any more, before that memory goes. A wait that is refused is tried
+    /// once more; one that is refused again is of a GPU that is dead, and does nothing any more.
+    pub(super) fn drain(&self, bound: &Bound<'_>) {
+        let _ = self.synchronize(bound).or_else(|_| self.synchronize(bound));
+    }
+
     /// Starts copying `bytes` bytes to the address `to` of the GPU.
     ///
     /// # Safety

@@ -208,6 +208,9 @@ impl State {
 
     /// Reports work in flight on bytes that `call` takes away; whether there was any.
     pub(crate) fn report_in_flight(&mut self, footprint: &Footprint, call: &str, clock: Option<&Clock>) -> bool {
+        if self.devices.iter().any(|device| device.sticky.is_some()) {
+            return false; // what is queued on a device with a sticky error never happens, and nobody can wait for it
+        }
         let user = self.log.in_flight(footprint, clock.unwrap_or(&self.host));
         let Some(text) = user.map(|user| format!("{call} while {} (stream {}) may use it", user.label, user.stream))
         else {
