@@ -95,9 +95,10 @@ pub unsafe extern "C" fn swcuda_query(what: u32, sink: Sink, user: *mut c_void) 
 pub unsafe extern "C" fn swcuda_read(address: u64, target: *mut u8, length: usize) -> i32 {
     let state = state::lock();
     let Some(end) = address.checked_add(length as u64) else { return 1 };
-    if state.mapped_around(&(address..end)).is_none() {
-        return 1;
+    if length == 0 || state.mapped_around(&(address..end)).is_none() {
+        return i32::from(length > 0);
     }
+    state.refill(&Footprint::flat(address, length as u64));
     // SAFETY: the pages are mapped, and stay so under the lock; the caller's promise for the target.
     unsafe { std::ptr::copy_nonoverlapping(state.space.alias().bytes(address), target, length) };
     0

@@ -126,7 +126,8 @@ impl State {
                 let footprint = copy.source_footprint();
                 let changing = self.log.writer_in_flight(&footprint, &self.host) || self.host_functions > 0;
                 if self.config.check_sources && !changing {
-                    copy.snapshot = Some(execute::gather(self.space.alias(), &footprint));
+                    let spare = self.spares.pop().unwrap_or_default();
+                    copy.snapshot = Some(execute::gather(self.space.alias(), &footprint, spare));
                 }
             }
             Direction::DeviceToHost => {

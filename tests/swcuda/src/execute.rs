@@ -38,13 +38,16 @@ pub(crate) fn run(mut state: Guard, id: StreamId, mut operation: Operation) -> G
         Work::Free(address) => state.release(address),
         Work::Host(call) if state.is_well(device) => state = call_host(state, &call),
         work if !state.is_well(device) || operation.fault.is_some() => state.abandon(id, device, &operation, &work),
-        Work::Copy(copy) => (state, finish) = move_rows(state, id, device, &operation, &copy, ready),
+        Work::Copy(mut copy) => {
+            (state, finish) = move_rows(state, id, device, &operation, &copy, ready);
+            state.recycle(copy.snapshot.take());
+        }
         Work::Fill(fill) => state = set_bytes(state, &operation, &fill),
         Work::Kernel(run) => {
             state = kernel::execute(state, id, device, &operation, &run);
             finish = Instant::now();
         }
-        Work::Stamp { event, generation } => state.stamp(event, generation, Instant::now()),
+        Work::Stamp { event, generation } => state.stamp(event, generation, ready),
         Work::Host(_) | Work::Nothing => {}
     }
     if let Some(stream) = state.streams.get_mut(&id) {
@@ -74,6 +77,14 @@ impl State {
     pub(crate) fn fail(&mut self, device: usize, code: cudarc::driver::sys::CUresult) {
         if let Some(device) = self.devices.get_mut(device) {
             device.sticky.get_or_insert(code);
+        }
+    }
+
+    /// Keeps the memory of a snapshot for the next: new pages cost more than the copy into them.
+    fn recycle(&mut self, snapshot: Option<Vec<u8>>) {
+        const SPARES: usize = 8;
+        if self.spares.len() < SPARES {
+            self.spares.extend(snapshot);
         }
     }
 
@@ -247,9 +258,10 @@ fn call_host(state: Guard, call: &HostCall) -> Guard {
     state
 }
 
-/// A copy of the bytes of a footprint, one row after another.
-pub(crate) fn gather(alias: Alias, footprint: &Footprint) -> Vec<u8> {
-    let mut bytes: Vec<u8> = Vec::new();
+/// A copy of the bytes of a footprint, one row after another, in the memory of `spare`.
+pub(crate) fn gather(alias: Alias, footprint: &Footprint, spare: Vec<u8>) -> Vec<u8> {
+    let mut bytes = spare;
+    bytes.clear();
     for range in footprint.ranges() {
         let length = (range.end - range.start) as usize;
         bytes.reserve(length);

@@ -21,6 +21,9 @@ use crate::stream::Operation;
 use crate::work::Work;
 use crate::written::RangeSet;
 
+/// Shared memory that a launch may ask for without asking for more first.
+const SHARED_LIMIT: u32 = 48 << 10;
+
 /// A loaded module.
 pub(crate) struct Loaded {
     module: Arc<ptx::Module>,
@@ -59,7 +62,8 @@ impl Shape {
             sizes.iter().zip(limits).all(|(&size, limit)| size > 0 && size <= limit)
         };
         let threads: u64 = self.block.iter().map(|&size| u64::from(size)).product();
-        within(self.grid, [i32::MAX as u32, 65535, 65535]) && within(self.block, [1024, 1024, 64]) && threads <= 1024
+        let blocks = within(self.block, [1024, 1024, 64]) && threads <= 1024;
+        within(self.grid, [i32::MAX as u32, 65535, 65535]) && blocks && self.shared_bytes <= SHARED_LIMIT
     }
 }
 

@@ -8,12 +8,13 @@ use std::ops::Range;
 use cudarc::driver::sys::CUresult;
 
 use crate::address::AddressSpace;
-use crate::clock::{Clock, Mode};
+use crate::clock::{Clock, Mode, StreamId};
 use crate::footprint::Footprint;
 use crate::report::Kind;
 use crate::state::{Answer, Guard, State};
 use crate::stream;
 use crate::work::Work;
+use crate::written::RangeSet;
 
 /// How far behind its end an address still counts as that of an allocation, gone too far.
 const GUARD: u64 = 4096;
@@ -35,7 +36,7 @@ pub(crate) struct Allocation {
     doomed: bool,
     /// Made by `cuMemAllocAsync`.
     pub(crate) pooled: bool,
-    pub(crate) written: crate::written::RangeSet,
+    pub(crate) written: RangeSet,
 }
 
 /// Where a device address lies.
@@ -74,7 +75,7 @@ pub(crate) fn free(mut state: Guard, address: u64) -> Answer {
 }
 
 /// `cuMemFreeAsync`: gives the memory back in the order of a stream.
-pub(crate) fn free_in_order(mut state: Guard, address: u64, id: crate::clock::StreamId) -> Answer {
+pub(crate) fn free_in_order(mut state: Guard, address: u64, id: StreamId) -> Answer {
     let device = state.check_free(address, "cuMemFreeAsync")?;
     let pooled = state.allocations.get(&address).is_some_and(|allocation| allocation.pooled);
     if !pooled {
@@ -145,7 +146,7 @@ impl State {
     }
 
     /// Refuses memory of one device on a stream of another.
-    pub(crate) fn same_device(&mut self, device: usize, id: crate::clock::StreamId, label: &str) -> Answer {
+    pub(crate) fn same_device(&mut self, device: usize, id: StreamId, label: &str) -> Answer {
         let Some(of_stream) = self.streams.get(&id).map(|stream| stream.device) else { return Ok(()) };
         if of_stream == device {
             return Ok(());
@@ -174,7 +175,7 @@ impl State {
             users: 0,
             doomed: false,
             pooled,
-            written: crate::written::RangeSet::default(),
+            written: RangeSet::default(),
         };
         self.allocations.insert(address, allocation);
         Ok(address)
@@ -229,7 +230,7 @@ impl State {
             return;
         }
         allocation.mapped = false;
-        allocation.written = crate::written::RangeSet::default();
+        allocation.written = RangeSet::default();
         let (bytes, device) = (allocation.mapped_bytes, allocation.device);
         self.space.unmap(address, bytes);
         if let Some(device) = self.devices.get_mut(device) {
@@ -263,16 +264,19 @@ impl State {
 
     /// Reports a read of bytes that nothing has written, and fills them so that they are not zeros by accident.
     pub(crate) fn check_written(&mut self, footprint: &Footprint, label: &str) {
-        let Some(base) = self.mapped_around(&footprint.bounds()) else { return };
-        let Some(allocation) = self.allocations.get(&base) else { return };
-        let gaps: Vec<Range<u64>> = footprint.ranges().flat_map(|range| allocation.written.gaps(range)).collect();
+        let gaps = self.refill(footprint);
         let Some(first) = gaps.first() else { return };
         let bytes: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
-        let text = format!(
-            "{label} reads {bytes} bytes that were never written, first [{:#x}, {:#x})",
-            first.start, first.end
-        );
-        self.space.refill(&gaps);
+        let text = format!("{label} reads {bytes} bytes never written, first [{:#x}, {:#x})", first.start, first.end);
         self.report(Kind::UninitialisedRead, &text);
+    }
+
+    /// Fills what was never written; which ranges those are.
+    pub(crate) fn refill(&self, footprint: &Footprint) -> Vec<Range<u64>> {
+        let Some(base) = self.mapped_around(&footprint.bounds()) else { return Vec::new() };
+        let Some(allocation) = self.allocations.get(&base) else { return Vec::new() };
+        let gaps: Vec<Range<u64>> = footprint.ranges().flat_map(|range| allocation.written.gaps(range)).collect();
+        self.space.refill(&gaps);
+        gaps
     }
 }

@@ -22,7 +22,7 @@ use crate::memory::Allocation;
 use crate::pinned::Pin;
 use crate::report::Kind;
 use crate::stats::Stats;
-use crate::stream::Stream;
+use crate::stream::{Retired, Stream};
 
 /// What an entry point answers; `Err` is the driver's code.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -46,6 +46,7 @@ pub(crate) struct State {
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) pins: BTreeMap<u64, Pin>,
     pub(crate) streams: BTreeMap<StreamId, Stream>,
+    pub(crate) retired: Vec<Retired>,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, Loaded>,
     pub(crate) functions: BTreeMap<u64, Function>,
@@ -60,6 +61,8 @@ pub(crate) struct State {
     /// Host functions that are queued: they may change pinned memory in stream order.
     pub(crate) host_functions: u64,
     pub(crate) dma_writes: u64,
+    /// Memory of snapshots that are done with.
+    pub(crate) spares: Vec<Vec<u8>>,
     pub(crate) random: u64,
 }
 
@@ -137,6 +140,7 @@ impl State {
             allocations: BTreeMap::new(),
             pins: BTreeMap::new(),
             streams: BTreeMap::new(),
+            retired: Vec::new(),
             events: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
@@ -149,6 +153,7 @@ impl State {
             stats: Stats::default(),
             host_functions: 0,
             dma_writes: 0,
+            spares: Vec::new(),
             // Mixed, so that seeds 1 and 2 differ from the first draw on; never zero, where the generator would stay.
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
         }

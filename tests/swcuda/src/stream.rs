@@ -60,6 +60,16 @@ pub(crate) struct Stream {
     pub(crate) finish: Option<Instant>,
 }
 
+/// What is left of a stream that was destroyed and has done its work: what it did, for who waits for the device.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    id: StreamId,
+    device: usize,
+    blocking: bool,
+    last: u64,
+    clock: Clock,
+}
+
 /// What a stream's thread does next.
 enum Step {
     Run(Operation),
@@ -194,6 +204,9 @@ impl State {
             clock.join(&stream.clock);
             dependencies.push((other, stream.last));
         }
+        for gone in self.retired.iter().filter(|gone| default && gone.device == device && gone.blocking) {
+            clock.join(&gone.clock);
+        }
         if let Some(own) = self.streams.get_mut(&id) {
             own.clock.join(&clock);
         }
@@ -300,7 +313,10 @@ fn serve(id: StreamId, epoch: u64) {
             }
         }
     }
-    state.streams.remove(&id);
+    if let Some(stream) = state.streams.remove(&id) {
+        let Stream { device, blocking, last, clock, .. } = stream;
+        state.retired.push(Retired { id, device, blocking, last, clock });
+    }
     state::notify();
 }
 
@@ -336,6 +352,9 @@ pub(crate) fn wait_device(mut state: Guard, device: usize) -> Guard {
     for id in streams {
         state = wait_stream(state, id);
     }
+    let (gone, others) = std::mem::take(&mut state.retired).into_iter().partition(|gone| gone.device == device);
+    state.retired = others;
+    gone.into_iter().for_each(|Retired { id, last, clock, .. }: Retired| state.host_learns(id, last, &clock));
     state
 }
 

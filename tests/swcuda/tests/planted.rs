@@ -2,6 +2,7 @@
 //!
 //! The table of `cuda.md`. Where it says that a bug passes silently under the eager schedule nothing is asserted there:
 //! whether it does is a matter of time.
+#![allow(clippy::macro_metavars_in_unsafe)] // See `support`.
 
 mod support;
 

@@ -1,12 +1,14 @@
 //! The driver's calls without ceremony, for programs that are right and programs that are wrong.
 //!
-//! Each call is the raw one of cudarc; the thin functions here only check its answer.
+//! Each call is the raw one of cudarc; the thin functions here only check its answer. The macros expand their arguments
+//! in an unsafe block: plain values, by a clippy lint that each test file has to allow for itself.
 #![allow(dead_code)] // Each test file uses its part of it.
-#![allow(clippy::macro_metavars_in_unsafe)] // The arguments are plain values, and the tests are all of this kind.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUevent, CUresult, CUstream};
+
+pub type Code = CUresult;
 use swcuda::{Config, Schedule};
 
 /// What a call answers: the code, if it is an error.
@@ -60,6 +62,10 @@ pub fn free(address: CUdeviceptr) {
 /// A stream that is not ordered with the default one.
 pub fn stream() -> CUstream {
     get!(cuStreamCreate(1)).unwrap()
+}
+
+pub fn destroy(streams: &[CUstream]) {
+    streams.iter().for_each(|&stream| call!(cuStreamDestroy_v2(stream)).unwrap());
 }
 
 pub fn event() -> CUevent {
@@ -122,4 +128,24 @@ pub fn sweep(device: i32) {
     while call!(cuDevicePrimaryCtxRelease_v2(device)).is_ok() {}
 }
 
-pub use sys::CUresult as Code;
+/// A copy of rows from host to device whose shape is still to be given.
+pub fn rows(target: CUdeviceptr, source: *const u8) -> sys::CUDA_MEMCPY2D {
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype_enum::CU_MEMORYTYPE_HOST,
+        srcHost: source.cast(),
+        srcDevice: 0,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: target,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: 0,
+        WidthInBytes: 0,
+        Height: 0,
+    }
+}
