@@ -5,6 +5,7 @@
 
 mod errors;
 mod loads;
+mod pipeline;
 mod probe;
 
 use std::sync::Arc;
