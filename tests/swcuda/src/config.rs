@@ -56,7 +56,7 @@ pub struct Config {
     pub thread_order: Order,
     /// Most bytes that may be registered at once; beyond it `cuMemHostRegister` answers 2.
     pub pin_limit: Option<u64>,
-    /// What `CUDA_VISIBLE_DEVICES` says, instead of the environment.
+    /// What `CUDA_VISIBLE_DEVICES` says; `None` is all devices. A child process reads the variable itself.
     pub visible_devices: Option<String>,
     /// How long the lazy schedule holds work that nobody waits for.
     pub lazy_limit: Duration,

@@ -179,7 +179,7 @@ impl ptx::DeviceMemory for Memory {
         if let Some((base, pin)) = state.pin_at(address) {
             return Some(base..base + pin.bytes);
         }
-        let base = state.mapped_around(&(address..address + 1))?;
+        let base = state.mapped_around(&(address..address.checked_add(1)?))?;
         let allocation = state.allocations.get(&base).filter(|one| one.device == self.device)?;
         let range = base..base + allocation.bytes;
         if !self.held.contains(&base) {

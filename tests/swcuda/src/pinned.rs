@@ -143,7 +143,7 @@ impl State {
 
     /// The live pin that an address is in.
     pub(crate) fn pin_at(&self, address: u64) -> Option<(u64, &Pin)> {
-        self.pins_in(&(address..address + 1)).next().filter(|(_, pin)| pin.live)
+        self.pins_in(&(address..address.saturating_add(1))).next().filter(|(_, pin)| pin.live)
     }
 
     /// Takes all rights from memory of `cuMemHostAlloc`; the addresses stay taken until the double is reset.

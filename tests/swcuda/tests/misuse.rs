@@ -330,6 +330,8 @@ fn out_of_bounds() {
         assert!(call!(cuMemsetD8_v2(device + 1, 0, BYTES)).is_err());
         assert!(call!(cuMemsetD8_v2(device + BYTES as u64, 0, 1)).is_err());
         assert!(call!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), device + 8, BYTES)).is_err());
+        // No report for what is no range at all.
+        assert!(call!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), device, usize::MAX)).is_err());
         // Half in pinned memory, half behind it.
         assert!(call!(cuMemcpyHtoD_v2(device, buffer.wrapping_add(1).cast(), BYTES)).is_err());
         free_pinned(buffer);
