@@ -135,7 +135,7 @@ impl State {
             }
             Direction::DeviceToHost => {
                 let footprint = copy.target_footprint();
-                if self.log.in_flight(&footprint, &self.host).is_none() {
+                if self.log.in_flight(&footprint, &self.host).next().is_none() {
                     execute::fill_host(&footprint, POISON);
                 }
             }

@@ -207,15 +207,16 @@ impl State {
         self.report_in_flight(&Footprint::flat(address, bytes.max(1)), &format!("{call}({address:#x})"), clock);
     }
 
-    /// Reports work in flight on bytes that `call` takes away; whether there was any.
+    /// Reports work in flight on bytes that `call` takes away; whether there may be any. On a device with a sticky error
+    /// nothing can be waited for any more and nothing will be done, so that is not reported.
     pub(crate) fn report_in_flight(&mut self, footprint: &Footprint, call: &str, clock: Option<&Clock>) -> bool {
-        let user = self.log.in_flight(footprint, clock.unwrap_or(&self.host));
-        let Some(text) = user.map(|user| format!("{call} while {} (stream {}) may use it", user.label, user.stream))
-        else {
-            return false;
-        };
-        self.report(Kind::FreeInFlight, &text);
-        true
+        let users = || self.log.in_flight(footprint, clock.unwrap_or(&self.host));
+        let well = |id| self.streams.get(&id).is_none_or(|stream| self.health(stream.device).is_ok());
+        let any = users().next().is_some();
+        let user = users().find(|user| well(user.stream));
+        let text = user.map(|user| format!("{call} while {} (stream {}) may use it", user.label, user.stream));
+        text.into_iter().for_each(|text| self.report(Kind::FreeInFlight, &text));
+        any
     }
 
     /// Gives an allocation's pages back, now or when its last user is done.
