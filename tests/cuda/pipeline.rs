@@ -103,7 +103,7 @@ fn a_link_slower_than_the_reader_is_never_idle() {
         let folder = tempfile::tempdir().unwrap();
         for (gigabytes, megabytes) in [(2.0, 320), (4.0, 640), (16.0, 768)] {
             let path = hollow(folder.path(), 32, megabytes << 15);
-            let config = Config { h2d_bytes_per_s: Some(gigabytes * 1e9), check_sources: false, ..Config::default() };
+            let config = Config { h2d_bytes_per_s: Some(gigabytes * 1e9), check_sources: false, moves_bytes: false, ..Config::default() };
             let Some(double) = Rig::double(config) else { return };
             let rig = Rig { double: Some(double) };
             let loaded = load(&rig, &path, None, Span::default());
@@ -122,7 +122,7 @@ fn a_reader_slower_than_the_link_is_never_idle() {
         let folder = tempfile::tempdir().unwrap();
         let path = hollow(folder.path(), 32, 12 << 20);
         for reader in [1e9, 3e9] {
-            let config = Config { h2d_bytes_per_s: Some(16e9), check_sources: false, ..Config::default() };
+            let config = Config { h2d_bytes_per_s: Some(16e9), check_sources: false, moves_bytes: false, ..Config::default() };
             let Some(double) = Rig::double(config) else { return };
             let rig = Rig { double: Some(double) };
             let span = Span::default();
