@@ -7,6 +7,7 @@ mod errors;
 mod loads;
 mod pipeline;
 mod probe;
+mod program;
 
 use std::sync::Arc;
 
