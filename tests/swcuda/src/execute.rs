@@ -106,7 +106,7 @@ impl State {
         source.into_iter().chain(target).map(|footprint| self.mapped_around(&footprint.bounds())).collect()
     }
 
-    /// Counts a copy that was done.
+    /// Counts a copy.
     fn count_copy(&mut self, device: usize, copy: &Copy, start: Instant, end: Instant) {
         let began = self.began;
         let Some(stats) = self.stats.devices.get_mut(device) else { return };
@@ -154,16 +154,20 @@ fn move_rows(
     }
     pages.iter().for_each(|&page| state.hold_pages(page));
     let booking = state.book(device, copy, ready);
+    if let Some((start, end)) = booking {
+        // Now, while copies come in the order of their engine: they may wake up in another.
+        state.count_copy(device, copy, start, end);
+    }
     let alias = state.space.alias();
     let moves = state.config.moves_bytes || copy.direction != Direction::HostToDevice;
     drop(state);
     let begun = Instant::now();
     let changed = copy.snapshot.as_ref().and_then(|snapshot| first_change(alias, copy, snapshot));
-    // SAFETY: the device sides are mapped and held; the host side is the program's promise, as with the real driver.
     if moves {
+        // SAFETY: the device sides are mapped and held; the host side is the program's promise, as with the real driver.
         unsafe { transfer(alias, copy) };
     }
-    let (start, end) = booking.unwrap_or_else(|| (begun, Instant::now()));
+    let end = booking.map_or_else(Instant::now, |(_, end)| end);
     engine::sleep_until(end);
     let mut state = state::lock();
     if let Some(offset) = changed {
@@ -178,7 +182,9 @@ fn move_rows(
         state.mark_written(&copy.target_footprint());
     }
     pages.iter().for_each(|&page| state.drop_pages(page));
-    state.count_copy(device, copy, start, end);
+    if booking.is_none() {
+        state.count_copy(device, copy, begun, end);
+    }
     (state, end)
 }
 
