@@ -91,7 +91,7 @@ fn scales_change_at_the_edges_of_blocks_and_rows() {
 
 #[test]
 fn chunks_join_and_misaligned_slices_are_taken() {
-    assert!(3077 > 3 * CHUNK);
+    const { assert!(3077 > 3 * CHUNK) };
     let values: Vec<f32> = (0..3077).map(|at: u16| f32::from(at) * 1.37 - 900.0).collect();
     let source = [&[0], &bytes(&values)[..]].concat();
     let mut narrow = vec![0; 1 + values.len() * 2];
