@@ -5,6 +5,8 @@
 //! top payload bits. Only where a scale is involved a NaN is [`f32::NAN`] without sign or payload, because processors
 //! disagree there. Nothing here allocates per element, starts threads or knows a file; slices of any alignment are taken.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
 use crate::dtype::Dtype;
@@ -193,6 +195,10 @@ pub fn convert(
             0
         }
         None if elements::direct(source, from, target, to) => 0,
+        Some(scales) if from.width() == 1 && scales.is_coarse(elements as u64) => match to {
+            Float::F32 => by_tables::<4>(source, from, target, to, scales),
+            _ => by_tables::<2>(source, from, target, to, scales),
+        },
         scales => by_chunks(source, from, target, to, scales),
     })
 }
@@ -242,6 +248,32 @@ fn by_chunks(source: &[u8], from: Float, target: &mut [u8], to: Float, mut scale
     overflowed
 }
 
+/// Tables of scaled results that are kept at a time: those of all blocks in a row of blocks, usually.
+const TABLES: u64 = 64;
+
+/// One-byte elements by a table of all 256 scaled results for each block; `N` bytes a result.
+fn by_tables<const N: usize>(source: &[u8], from: Float, target: &mut [u8], to: Float, scales: Scales<'_>) -> u64 {
+    let across = scales.columns.div_ceil(scales.block_columns);
+    let mut tables = vec![None::<(u64, elements::Table<N>)>; usize::try_from(across.min(TABLES)).unwrap_or(1)];
+    let mut overflowed = 0;
+    scales.parts(source.len(), |part, block, scale| {
+        let slot = usize::try_from(block % tables.len() as u64).unwrap_or(0);
+        let table = match &mut tables[slot] {
+            Some((of, table)) if *of == block => table,
+            other => &mut other.insert((block, elements::table_of(from, to, Some(scale)))).1,
+        };
+        let (source, target) = (&source[part.clone()], &mut target[part.start * N..part.end * N]);
+        elements::look_up(source, &table.results, target);
+        if table.any_infinite {
+            let overflows = |(source, target): &(&u8, &[u8])| {
+                elements::is_infinite(target, to) && elements::is_finite(&[**source], from) && scale.is_finite()
+            };
+            overflowed += source.iter().zip(target.chunks_exact(N)).filter(overflows).count() as u64;
+        }
+    });
+    overflowed
+}
+
 /// How many of a chunk's infinite results came from finite elements and finite scales. Rarely called, so plainly written.
 fn count_overflows(source: &[u8], from: Float, target: &[u8], to: Float, scales: Option<Scales<'_>>) -> u64 {
     let mut factors = [1.0; CHUNK];
@@ -269,21 +301,33 @@ impl Scales<'_> {
         if needed > given as u64 { Err(ConvertError::Scales { needed, given }) } else { Ok(()) }
     }
 
-    /// Calls `apply` for each part of `values` that lies in one row and one block, with that block's scale. [`Scales::check`]
-    /// has seen to it that every scale is there.
-    fn each(&self, mut values: &mut [f32], apply: impl Fn(&mut [f32], f32)) {
+    /// Whether blocks, or what there is of them, are so large that a table for each is worth its making.
+    fn is_coarse(&self, elements: u64) -> bool {
+        let block = self.block_rows.saturating_mul(self.block_columns.min(self.columns));
+        block.min(elements) >= 4096 && self.block_columns.min(self.columns) >= 32
+    }
+
+    /// Calls `apply` for each part of `values` that lies in one row and one block, with that block's scale.
+    fn each(&self, values: &mut [f32], apply: impl Fn(&mut [f32], f32)) {
+        self.parts(values.len(), |part, _, scale| apply(&mut values[part], scale));
+    }
+
+    /// Calls `apply` for each part of `len` elements that lies in one row and one block, with the number of the block and its
+    /// scale. [`Scales::check`] has seen to it that every scale is there.
+    fn parts(&self, len: usize, mut apply: impl FnMut(Range<usize>, u64, f32)) {
         let across = self.columns.div_ceil(self.block_columns);
         let (mut row, mut column) = (self.first / self.columns, self.first % self.columns);
-        while !values.is_empty() {
+        let mut start = 0;
+        while start < len {
             let block = column / self.block_columns;
             let end = (block + 1).saturating_mul(self.block_columns).min(self.columns);
             let index = row / self.block_rows * across + block;
             let scale =
                 usize::try_from(index).ok().and_then(|index| self.values.get(index)).copied().unwrap_or(f32::NAN);
-            let len = usize::try_from(end - column).map_or(values.len(), |len| len.min(values.len()));
-            let (part, rest) = values.split_at_mut(len);
-            apply(part, scale);
-            (values, column) = (rest, end);
+            let left = len - start;
+            let next = start + usize::try_from(end - column).map_or(left, |part| part.min(left));
+            apply(start..next, index, scale);
+            (start, column) = (next, end);
             if column == self.columns {
                 (row, column) = (row + 1, 0);
             }

@@ -221,6 +221,10 @@ fn scales_multiply_in_single_precision() {
                 let blocks = Blocks { scales: vec![scale], first: 0, columns, block_rows, block_columns };
                 let wanted = expected_all(from, source, to, |_| Some(scale));
                 assert_same("CPU", source, from, to, &convert_on_cpu(from, source, to, Some(&blocks)), &wanted);
+                // So many elements of one byte with one scale that the CPU makes a table.
+                let (many, wanted_many) = (source.repeat(20), (wanted.0.repeat(20), wanted.1 * 20));
+                let large = Blocks { columns: columns * 20, block_columns: columns * 20, ..blocks.clone() };
+                assert_same("CPU", &many, from, to, &convert_on_cpu(from, &many, to, Some(&large)), &wanted_many);
                 for offset in [0, from.bytes() as usize] {
                     let cast = Cast { blocks: Some(blocks.clone()), offset, ..Cast::new(from, to, source) };
                     assert_same(&format!("times {scale:e}"), source, from, to, &cast.run(), &wanted);

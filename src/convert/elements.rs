@@ -63,18 +63,37 @@ pub(super) fn direct(source: &[u8], from: Float, target: &mut [u8], to: Float) -
 
 /// One-byte elements by a table of all 256 results. None of these formats overflows in any target.
 pub(super) fn by_table(source: &[u8], from: Float, target: &mut [u8], to: Float) {
-    let (mut bits, mut values, mut table) = ([0; 256], [0.0; 256], [0; 256 * 4]);
+    match to {
+        Float::F32 => look_up(source, &table_of::<4>(from, to, None).results, target),
+        _ => look_up(source, &table_of::<2>(from, to, None).results, target),
+    }
+}
+
+/// What each of the 256 elements of a one-byte format becomes, in `N` bytes.
+#[derive(Clone)]
+pub(super) struct Table<const N: usize> {
+    pub(super) results: [[u8; N]; 256],
+    /// Whether any result is infinite, so that overflows must be looked for.
+    pub(super) any_infinite: bool,
+}
+
+/// The table for one scale, or without any.
+pub(super) fn table_of<const N: usize>(from: Float, to: Float, scale: Option<f32>) -> Table<N> {
+    let (mut bits, mut values, mut results) = ([0; 256], [0.0; 256], [[0; N]; 256]);
     for (value, bits) in (0..=255).zip(&mut bits) {
         *bits = value;
     }
     decode(&bits, from, to, &mut values);
-    let table = &mut table[..256 * to.width()];
-    encode(&values, to, table);
-    if to == Float::F32 { look_up::<4>(source, table, target) } else { look_up::<2>(source, table, target) }
+    if let Some(scale) = scale {
+        multiply(&mut values, scale);
+    }
+    encode(&values, to, results.as_flattened_mut());
+    let any_infinite = results.iter().any(|result| is_infinite(result, to));
+    Table { results, any_infinite }
 }
 
-fn look_up<const N: usize>(source: &[u8], table: &[u8], target: &mut [u8]) {
-    let Some(table) = table.as_chunks::<N>().0.first_chunk::<256>() else { return };
+/// Looks each element up.
+pub(super) fn look_up<const N: usize>(source: &[u8], table: &[[u8; N]; 256], target: &mut [u8]) {
     for (bits, bytes) in source.iter().zip(target.as_chunks_mut::<N>().0) {
         *bytes = table[usize::from(*bits)];
     }
@@ -116,9 +135,12 @@ pub(super) fn any_not_finite(target: &[u8], to: Float) -> bool {
 
 /// Whether one element of a target format is infinite.
 pub(super) fn is_infinite(element: &[u8], to: Float) -> bool {
-    let mut value = [0.0];
-    decode(element, to, to, &mut value);
-    value[0].is_infinite()
+    let bits = element.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
+    match to {
+        Float::F16 => bits & 0x7fff == 0x7c00,
+        Float::BF16 => bits & 0x7fff == 0x7f80,
+        _ => bits & 0x7fff_ffff == 0x7f80_0000,
+    }
 }
 
 /// Whether one element of any format is finite.
