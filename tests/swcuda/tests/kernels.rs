@@ -48,17 +48,13 @@ $done:
 }
 \0";
 
-/// The kernel, loaded; `None` in a build that still has the placeholder for the interpreter.
-fn load() -> Option<(CUmodule, CUfunction)> {
-    if swcuda::ptx::Module::parse("").is_err_and(|text| text.contains("not in this build")) {
-        println!("the PTX interpreter is not in this build");
-        return None;
-    }
+/// The kernel, loaded.
+fn load() -> (CUmodule, CUfunction) {
     let module = get!(cuModuleLoadData(PTX.as_ptr().cast())).unwrap();
     let unknown: Answer<CUfunction> = get!(cuModuleGetFunction(module, c"decrement".as_ptr()));
     assert_eq!(unknown, Err(Code::CUDA_ERROR_NOT_FOUND));
     let function = get!(cuModuleGetFunction(module, c"increment".as_ptr())).unwrap();
-    Some((module, function))
+    (module, function)
 }
 
 fn launch(function: CUfunction, source: u64, target: u64, count: u32, stream: CUstream) -> Answer {
@@ -75,10 +71,7 @@ fn launch(function: CUfunction, source: u64, target: u64, count: u32, stream: CU
 fn observe(config: Config, program: impl FnOnce(&Double, CUfunction, [CUstream; 2], [u64; 2])) -> Vec<String> {
     let double = Double::acquire(config);
     begin(0);
-    let Some((module, function)) = load() else {
-        end(0);
-        return Vec::new();
-    };
+    let (module, function) = load();
     let (streams, buffers) = ([stream(), stream()], [alloc(BYTES), alloc(BYTES)]);
     call!(cuMemsetD8_v2(buffers[0], 0, BYTES)).unwrap();
     program(&double, function, streams, buffers);
@@ -93,17 +86,6 @@ fn observe(config: Config, program: impl FnOnce(&Double, CUfunction, [CUstream; 
     assert!(answers.iter().all(|answer| *answer == unloaded), "{answers:?}");
     end(0);
     reports
-}
-
-fn is_here() -> bool {
-    let _double = Double::acquire(Config::default());
-    begin(0);
-    let loaded = load();
-    if let Some((module, _)) = loaded {
-        call!(cuModuleUnload(module)).unwrap();
-    }
-    end(0);
-    loaded.is_some()
 }
 
 #[test]
@@ -127,9 +109,6 @@ fn a_kernel_runs_in_the_order_of_its_stream() {
 
 #[test]
 fn kernels_race_byte_by_byte() {
-    if !is_here() {
-        return;
-    }
     for schedule in [Schedule::Eager, Schedule::Lazy, Schedule::Random(4)] {
         let halves = |shift: u64| {
             observe(Config::default().schedule(schedule), |_, function, [a, b], [first, second]| {
@@ -170,9 +149,6 @@ fn what_the_host_waited_for_stays_in_order_while_a_kernel_is_pending() {
 
 #[test]
 fn a_kernel_may_not_read_what_nobody_wrote() {
-    if !is_here() {
-        return;
-    }
     let reports = observe(Config::default(), |_, function, [a, _], [first, second]| {
         launch(function, second, first, COUNT, a).unwrap();
         call!(cuStreamSynchronize(a)).unwrap();
@@ -182,9 +158,6 @@ fn a_kernel_may_not_read_what_nobody_wrote() {
 
 #[test]
 fn memory_of_a_kernel_that_is_queued_is_in_use() {
-    if !is_here() {
-        return;
-    }
     for schedule in [Schedule::Eager, Schedule::Lazy] {
         let reports = observe(Config::default().schedule(schedule), |_, function, [a, _], [first, _]| {
             let target = alloc(BYTES);
@@ -197,9 +170,6 @@ fn memory_of_a_kernel_that_is_queued_is_in_use() {
 
 #[test]
 fn a_kernel_out_of_bounds_breaks_its_device() {
-    if !is_here() {
-        return;
-    }
     for schedule in [Schedule::Eager, Schedule::Lazy] {
         let reports = observe(Config::default().schedule(schedule), |_, function, [a, _], [first, second]| {
             launch(function, first, second, COUNT + 1, a).unwrap();
@@ -213,9 +183,6 @@ fn a_kernel_out_of_bounds_breaks_its_device() {
 
 #[test]
 fn a_launch_is_checked_before_it_is_queued() {
-    if !is_here() {
-        return;
-    }
     let reports = observe(Config::default(), |_, function, [a, _], [first, second]| {
         let mut nothing: [*mut c_void; 3] = [std::ptr::null_mut(); 3];
         let none = std::ptr::null_mut();
@@ -233,10 +200,9 @@ fn a_launch_is_checked_before_it_is_queued() {
 fn a_module_that_is_unloaded_takes_its_functions_along() {
     let double = Double::acquire(Config::default());
     begin(0);
-    if let Some((module, function)) = load() {
-        call!(cuModuleUnload(module)).unwrap();
-        assert_eq!(launch(function, 0, 0, 1, std::ptr::null_mut()), Err(Code::CUDA_ERROR_INVALID_HANDLE));
-        assert_eq!(kinds(&double.reports()), ["BAD_HANDLE"]);
-    }
+    let (module, function) = load();
+    call!(cuModuleUnload(module)).unwrap();
+    assert_eq!(launch(function, 0, 0, 1, std::ptr::null_mut()), Err(Code::CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(kinds(&double.reports()), ["BAD_HANDLE"]);
     end(0);
 }
