@@ -5,6 +5,7 @@ mod change;
 mod cli;
 mod device;
 mod files;
+mod gpu_direct;
 mod layers;
 mod load;
 mod plan;
