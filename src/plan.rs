@@ -138,7 +138,7 @@ pub struct PlanOptions {
 pub struct LoadPlan {
     /// Size of the arena.
     pub arena_bytes: u64,
-    /// The size that staging buffers must have; 0 if no transfer needs one.
+    /// The size that staging buffers must have, at most what was allowed; 0 if no transfer needs one.
     pub buffer_bytes: u64,
     /// Where each tensor lies, in the order of the selection.
     pub placements: Vec<Placement>,
@@ -305,9 +305,9 @@ pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, opti
     let placements = wanted.iter().zip(layout.places).map(|(tensor, arena)| placement(tensor, arena)).collect();
     let mut plan =
         LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes: 0, placements, transfers, scales: Vec::new() };
-    if plan.staged() > 0 {
-        plan.buffer_bytes = options.buffer_bytes;
-    }
+    let staged = plan.transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. }));
+    let longest = staged.map(|transfer| transfer.len).max().unwrap_or(0);
+    plan.buffer_bytes = align_up(longest, PAGE_BYTES).min(options.buffer_bytes);
     Ok(plan)
 }
 

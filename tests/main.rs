@@ -1,11 +1,14 @@
 //! All integration tests in one binary: one module a subject.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
 
+mod casts;
 mod change;
 mod cli;
+mod cuda;
 mod device;
 mod files;
 mod gpu_direct;
+mod kernels;
 mod layers;
 mod load;
 mod plan;

@@ -95,8 +95,10 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared)?;
     let proofs = got.proofs(args, &prepared, interrupt)?;
     show(&got, &prepared, &proofs, &checkpoint, output)?;
-    // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
-    std::mem::forget((got, loader));
+    if job.device.limits().host_visible {
+        // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
+        std::mem::forget((got, loader));
+    }
     Ok(())
 }
 

@@ -125,6 +125,14 @@ impl Arena {
         self.backing.len()
     }
 
+    /// The device's own address of the first byte, where it has addresses.
+    pub fn address(&self) -> Option<u64> {
+        match &self.backing {
+            Backing::Host(_) => None,
+            Backing::Device(memory) => memory.address(),
+        }
+    }
+
     /// Whether the arena has no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

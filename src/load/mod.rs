@@ -434,15 +434,27 @@ impl Loader {
     /// The engine kept from the last load if it fits this plan, else a new one.
     fn engine(&self, plan: &LoadPlan) -> Result<Engine> {
         let staged = plan.buffer_bytes > 0;
-        let fits = |engine: &Engine| !staged || engine.pool.is_some();
+        let shape = self.staging_for(plan);
+        let holds = |pool: &StagingPool| pool.count() >= shape.count && pool.buffer_bytes() >= shape.bytes;
+        let fits = |engine: &Engine| !staged || engine.pool.as_ref().is_some_and(holds);
         if let Some(engine) = self.engine.take().filter(fits) {
             return Ok(engine);
         }
-        let shape = self.staging_shape();
         let pool = staged.then(|| self.device.staging(shape.count, shape.bytes, &self.fallbacks)).transpose()?;
         let queue = (self.make_queue)(pool.as_ref(), &self.fallbacks);
         let stream = staged.then(|| self.device.stream(&self.fallbacks)).transpose()?;
         Ok(Engine { pool, queue, stream })
+    }
+
+    /// The staging buffers of a load: those that were asked for, or of those that the device likes as many and as large as
+    /// the plan has use for.
+    fn staging_for(&self, plan: &LoadPlan) -> Staging {
+        let liked = self.staging_shape();
+        if self.options.staging.is_some() {
+            return liked;
+        }
+        let bytes = usize::try_from(plan.buffer_bytes).map_or(liked.bytes, |bytes| bytes.min(liked.bytes));
+        Staging { count: liked.count.min(plan.staged()), bytes }
     }
 
     /// The staging buffers that were asked for, or those that the device likes.

@@ -88,6 +88,11 @@ impl Gpu {
         self.push().map_err(|refusal| self.error("make its context", refusal))
     }
 
+    /// The same for giving something back: tried again once, because nobody can after that.
+    pub(super) fn bind_to_release(&self) -> Option<Bound<'_>> {
+        self.push().or_else(|_| self.push()).ok()
+    }
+
     fn push(&self) -> Result<Bound<'_>, Refusal> {
         let context = self.context.get()?;
         // SAFETY: the context is retained for as long as this Gpu lives.
@@ -176,7 +181,7 @@ impl Drop for Gpu {
             return;
         }
         let kernels = std::mem::take(&mut self.kernels);
-        if let Ok(bound) = self.push() {
+        if let Some(bound) = self.bind_to_release() {
             kernels.unload(&bound);
         }
         // SAFETY: gives back what `retain` took, once; whatever was made in the context has been given back before, because

@@ -59,6 +59,12 @@ impl StreamHandle {
         unsafe { call!(bound.driver(), cuStreamSynchronize(self.raw())) }
     }
 
+    /// Waits until nothing of the stream can touch memory any more, before that memory goes. A wait that is refused is tried
+    /// once more; one that is refused again is of a GPU that is dead, and does nothing any more.
+    pub(super) fn drain(&self, bound: &Bound<'_>) {
+        let _ = self.synchronize(bound).or_else(|_| self.synchronize(bound));
+    }
+
     /// Starts copying `bytes` bytes to the address `to` of the GPU.
     ///
     /// # Safety
@@ -134,7 +140,7 @@ impl StreamHandle {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: the handle is this object's alone. Work still in the stream goes on.
             let _ = unsafe { call!(bound.driver(), cuStreamDestroy_v2(self.raw())) };
         }
@@ -190,7 +196,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: the handle is this object's alone.
             let _ = unsafe { call!(bound.driver(), cuEventDestroy_v2(self.raw())) };
         }
@@ -216,7 +222,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(bound) = self.gpu.bind() {
+        if let Some(bound) = self.gpu.bind_to_release() {
             // SAFETY: registered by `new`, unregistered once. Owners wait for the copies from it first.
             let _ = unsafe { call!(bound.driver(), cuMemHostUnregister(self.start as *mut c_void)) };
         }

@@ -147,7 +147,7 @@ fn from_pool(gpu: &Arc<Gpu>, bound: &Bound<'_>, bytes: usize) -> Result<(u64, Or
 fn free_to_pool(bound: &Bound<'_>, address: u64, stream: &StreamHandle) {
     // SAFETY: allocated from the pool, freed once, and nothing that uses it is in flight.
     let _ = unsafe { call!(bound.driver(), cuMemFreeAsync(address, stream.raw())) };
-    let _ = stream.synchronize(bound);
+    stream.drain(bound);
 }
 
 impl Drop for DeviceMemory {
@@ -156,7 +156,7 @@ impl Drop for DeviceMemory {
         if let Origin::Allocator(allocator) = &self.origin {
             return allocator.free(self.address, self.bytes);
         }
-        let Ok(bound) = self.gpu.bind() else { return };
+        let Some(bound) = self.gpu.bind_to_release() else { return };
         match &self.origin {
             Origin::Own => {
                 // SAFETY: allocated by the driver, freed once; uploads in flight hold regions of it, which keep it alive.
@@ -242,8 +242,11 @@ impl DeviceMemory {
         let places = [source, target.address];
         // SAFETY: the source lies in this memory and the target is as long; both outlive the wait below.
         let started = unsafe { self.gpu.kernels().transpose(&bound, &stream, places, [rows, columns], element_bytes) };
-        let waited = stream.synchronize(&bound);
-        started.and(waited).map_err(refused)?;
+        let done = started.and_then(|()| stream.synchronize(&bound));
+        if done.is_err() {
+            stream.drain(&bound);
+        }
+        done.map_err(refused)?;
         Ok(target)
     }
 
@@ -349,8 +352,8 @@ impl Readback {
 impl Drop for Readback {
     /// After an error copies may be in flight: the block must not go before them.
     fn drop(&mut self) {
-        if let Ok(bound) = self.stream.gpu().bind() {
-            let _ = self.stream.synchronize(&bound);
+        if let Some(bound) = self.stream.gpu().bind_to_release() {
+            self.stream.drain(&bound);
         }
     }
 }

@@ -223,8 +223,11 @@ fn upload_table(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, table: &
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.start(), bytes.len()) };
     // SAFETY: both blocks are as long as the table; the wait below comes before either goes.
     let started = unsafe { lane.stream.copy_in(bound, memory.at(0), pinned.start(), bytes.len()) };
-    let waited = lane.stream.synchronize(bound);
-    started.and(waited).map_err(refused)?;
+    let done = started.and_then(|()| lane.stream.synchronize(bound));
+    if done.is_err() {
+        lane.stream.drain(bound);
+    }
+    done.map_err(refused)?;
     Ok(memory)
 }
 
@@ -424,9 +427,9 @@ impl Drop for CudaUpload {
     /// The buffer and the regions must not go while the GPU may touch them.
     fn drop(&mut self) {
         if self.cargo.is_some()
-            && let Ok(bound) = self.gpu.bind()
+            && let Some(bound) = self.gpu.bind_to_release()
         {
-            let _ = self.lane.stream.synchronize(&bound);
+            self.lane.stream.drain(&bound);
         }
     }
 }

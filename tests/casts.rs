@@ -1,0 +1,297 @@
+//! Loads that convert, against an oracle that knows no plan: each element by itself, from the stored bytes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use vramp::Error;
+use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
+use vramp::convert::{Float, Scales, convert};
+use vramp::device::{CpuDevice, Device};
+use vramp::dtype::Dtype;
+use vramp::load::{Convert, Loaded, Loader, TransferOptions};
+use vramp::report::Staging;
+use vramp::testing::{LazyDevice, Random, watched};
+
+/// One tensor of a file.
+struct Stored {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+/// A checkpoint of one file, and what a load of it must give.
+pub(crate) struct Sample {
+    _folder: tempfile::TempDir,
+    checkpoint: Checkpoint,
+    selection: Selection,
+    to: Float,
+    expected: BTreeMap<String, (Dtype, Vec<u64>, Vec<u8>)>,
+}
+
+fn stored(name: &str, dtype: Dtype, shape: &[u64], random: &mut Random) -> Stored {
+    let bytes = random.bytes(dtype.tensor_bytes(shape).unwrap() as usize);
+    Stored { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
+}
+
+fn scales(name: &str, shape: &[u64], random: &mut Random) -> Stored {
+    let count = shape.iter().product::<u64>();
+    let values = (0..count).flat_map(|_| ((random.below(2000) as f32 - 900.0) / 777.0).to_le_bytes());
+    Stored { name: name.to_owned(), dtype: Dtype::F32, shape: shape.to_vec(), bytes: values.collect() }
+}
+
+fn write(path: &Path, tensors: &[Stored], pad: usize) {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for tensor in tensors {
+        let offsets = [data.len(), data.len() + tensor.bytes.len()];
+        let entry = json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": offsets});
+        header.insert(tensor.name.clone(), entry);
+        data.extend_from_slice(&tensor.bytes);
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize(header.len() + pad, b' ');
+    std::fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()).unwrap();
+}
+
+/// The elements of rows `rows` and columns `columns` of a matrix, each converted by itself, with its own scale.
+fn oracle(tensor: &Stored, to: Float, scale: Option<(&Stored, [u64; 2])>, cut: [std::ops::Range<u64>; 2]) -> Vec<u8> {
+    let Some(from) = Float::of(&tensor.dtype) else { return tensor.bytes.clone() };
+    let (width, [_, columns]) = (from.bytes() as usize, matrix(&tensor.shape));
+    let mut result = Vec::new();
+    for row in cut[0].clone() {
+        for column in cut[1].clone() {
+            let at = (row * columns + column) as usize * width;
+            let value = scale.map(|(table, block)| {
+                let per_row = columns.div_ceil(block[1]);
+                let index = (row / block[0] * per_row + column / block[1]) as usize * 4;
+                [f32::from_le_bytes(table.bytes[index..index + 4].try_into().unwrap())]
+            });
+            let one =
+                value.as_ref().map(|values| Scales { values, first: 0, columns: 1, block_rows: 1, block_columns: 1 });
+            let mut element = vec![0; to.bytes() as usize];
+            convert(&tensor.bytes[at..at + width], from, &mut element, to, one).unwrap();
+            result.extend(element);
+        }
+    }
+    result
+}
+
+fn matrix(shape: &[u64]) -> [u64; 2] {
+    let columns = shape.last().copied().unwrap_or(1);
+    [shape.iter().rev().skip(1).product(), columns]
+}
+
+impl Sample {
+    /// Tensors of every kind that a load converts, some cut, some with scales, at offsets of any alignment.
+    pub(crate) fn new(seed: u64, to: Float) -> Sample {
+        let mut random = Random::new(seed);
+        let (rows, columns) = (130 + random.below(40) as u64, 140 + random.below(60) as u64);
+        let block_scales = [rows.div_ceil(128), columns.div_ceil(128)];
+        let tensors = [
+            stored("a.odd", Dtype::U8, &[1 + random.below(7) as u64], &mut random),
+            stored("b.f32", Dtype::F32, &[37, 11], &mut random),
+            stored("c.f16", Dtype::F16, &[5, 300], &mut random),
+            stored("d.bf16", Dtype::BF16, &[64, 33], &mut random),
+            stored("e.f64", Dtype::F64, &[9, 10], &mut random),
+            stored("f.i32", Dtype::I32, &[10], &mut random),
+            stored("g.weight", Dtype::F8_E4M3, &[rows, columns], &mut random),
+            scales("g.weight_scale_inv", &block_scales, &mut random),
+            stored("h.weight", Dtype::F8_E5M2, &[20, 30], &mut random),
+            scales("h.weight_scale", &[20, 1], &mut random),
+            stored("i.weight", Dtype::F8_E4M3, &[4, 30], &mut random),
+            scales("i.scale_weight", &[], &mut random),
+            stored("j.plain", Dtype::F8_E4M3FNUZ, &[3, 50], &mut random),
+            stored("k.empty", Dtype::F32, &[0, 4], &mut random),
+            stored("l.cut", Dtype::F32, &[24, 50], &mut random),
+            stored("m.experts", Dtype::F8_E4M3, &[3, 128, 40], &mut random),
+            scales("m.experts_scale_inv", &[3, 1, 1], &mut random),
+        ];
+        let slice = |name: &str, dim, range| SliceRequest { name: name.to_owned(), dim, range };
+        let slices = vec![slice("g.weight", 1, 100..137), slice("l.cut", 1, 7..31), slice("h.weight", 0, 5..11)];
+        let selection = Selection { slices: slices.clone(), ..Selection::default() };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        write(&path, &tensors, random.below(9));
+        let mut expected = BTreeMap::new();
+        for tensor in tensors.iter().filter(|tensor| !tensor.name.contains("scale")) {
+            let [rows, columns] = matrix(&tensor.shape);
+            let mut cut = [0..rows, 0..columns];
+            let mut shape = tensor.shape.clone();
+            for slice in slices.iter().filter(|slice| slice.name == tensor.name) {
+                cut[slice.dim] = slice.range.clone();
+                shape[slice.dim] = slice.range.end - slice.range.start;
+            }
+            let scale_of = |name: &str| tensors.iter().find(|tensor| tensor.name == name).unwrap();
+            let scale = match tensor.name.as_str() {
+                "g.weight" => Some((scale_of("g.weight_scale_inv"), [128, 128])),
+                "h.weight" => Some((scale_of("h.weight_scale"), [1, 30])),
+                "i.weight" => Some((scale_of("i.scale_weight"), [4, 30])),
+                "m.experts" => Some((scale_of("m.experts_scale_inv"), [128, 40])),
+                _ => None,
+            };
+            let dtype = Float::of(&tensor.dtype).map_or(tensor.dtype.clone(), |_| to.dtype());
+            expected.insert(tensor.name.clone(), (dtype, shape, oracle(tensor, to, scale, cut)));
+        }
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        Sample { _folder: folder, checkpoint, selection, to, expected }
+    }
+
+    /// Loads it to `device`, overflow allowed (the bytes are random), with staging that makes pieces of everything.
+    pub(crate) fn load(&self, device: Arc<dyn Device>, staging: Option<Staging>) -> vramp::Result<Loaded> {
+        let convert = Some(Convert { to: self.to, allow_overflow: true });
+        let mut loader = Loader::new(device, TransferOptions { convert, staging, ..TransferOptions::default() });
+        let selected = self.checkpoint.select(&self.selection)?;
+        let prepared = loader.prepare(&self.checkpoint, &selected)?;
+        loader.load(&self.checkpoint, &prepared)
+    }
+
+    /// Demands that `loaded` is what it must be.
+    pub(crate) fn check(&self, loaded: &Loaded, what: &str) {
+        self.try_check(loaded, what).unwrap();
+    }
+
+    /// The same; an error is that of the device, which could not give the bytes back.
+    pub(crate) fn try_check(&self, loaded: &Loaded, what: &str) -> vramp::Result<()> {
+        let names: Vec<_> = loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect();
+        assert_eq!(names, self.expected.keys().cloned().collect::<Vec<_>>(), "{what}");
+        for (name, (dtype, shape, bytes)) in &self.expected {
+            let tensor = loaded.tensor(name).unwrap();
+            assert_eq!((tensor.dtype(), tensor.shape()), (dtype, shape.as_slice()), "{name}: {what}");
+            assert!(tensor.download()? == *bytes, "wrong elements in {name}: {what}");
+        }
+        Ok(())
+    }
+}
+
+const TARGETS: [Float; 3] = [Float::BF16, Float::F16, Float::F32];
+
+#[test]
+fn every_element_is_converted_by_itself() {
+    watched(|| {
+        for seed in 0..12 {
+            let sample = Sample::new(seed, TARGETS[seed as usize % 3]);
+            let devices: [Arc<dyn Device>; 3] =
+                [Arc::new(CpuDevice::new()), Arc::new(CpuDevice::with_align(256)), Arc::new(LazyDevice::new(seed))];
+            for device in devices {
+                for staging in [None, Some(Staging { count: 2, bytes: 12 << 10 })] {
+                    let what = format!("seed {seed} to {:?} on {} by {staging:?}", sample.to, device.name());
+                    let loaded = sample.load(Arc::clone(&device), staging).unwrap_or_else(|e| panic!("{what}: {e}"));
+                    sample.check(&loaded, &what);
+                }
+            }
+        }
+    });
+}
+
+/// A file of one F32 tensor for each of `values`.
+fn values(folder: &Path, values: &[(&str, &[f32])]) -> Checkpoint {
+    let stored = values.iter().map(|(name, values)| Stored {
+        name: (*name).to_owned(),
+        dtype: Dtype::F32,
+        shape: vec![values.len() as u64],
+        bytes: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    });
+    let path = folder.join("values.safetensors");
+    write(&path, &stored.collect::<Vec<_>>(), 0);
+    Checkpoint::open(path).unwrap()
+}
+
+fn load_values(checkpoint: &Checkpoint, device: Arc<dyn Device>, convert: Convert) -> vramp::Result<Loaded> {
+    let options = TransferOptions { convert: Some(convert), ..TransferOptions::default() };
+    let mut loader = Loader::new(device, options);
+    let prepared = loader.prepare(checkpoint, &checkpoint.select(&Selection::default())?)?;
+    loader.load(checkpoint, &prepared)
+}
+
+/// Numbers that the type does not reach are counted by tensor, on any device.
+pub(crate) fn overflow_is_an_error_that_counts(device: &Arc<dyn Device>) {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors: &[(&str, &[f32])] =
+        &[("fits", &[1.0, -65504.0, f32::INFINITY, f32::NAN]), ("no", &[70_000.0, -1e30, 1.0]), ("nor", &[65520.0])];
+    let checkpoint = values(folder.path(), tensors);
+    let strict = Convert { to: Float::F16, allow_overflow: false };
+    let error = load_values(&checkpoint, Arc::clone(device), strict).unwrap_err();
+    let Error::Overflow { to, tensors, .. } = &error else { panic!("{error}") };
+    assert_eq!((to.as_str(), tensors), ("F16", &vec![("no".to_owned(), 2), ("nor".to_owned(), 1)]));
+    assert!(error.to_string().contains("\"no\" (2 numbers)"), "{error}");
+    let lax = load_values(&checkpoint, Arc::clone(device), Convert { allow_overflow: true, ..strict }).unwrap();
+    let bits: Vec<u8> = [0x7c00u16, 0xfc00, 0x3c00].into_iter().flat_map(u16::to_le_bytes).collect();
+    assert_eq!(lax.tensor("no").unwrap().download().unwrap(), bits);
+    load_values(&checkpoint, Arc::clone(device), Convert { to: Float::BF16, ..strict }).unwrap();
+}
+
+#[test]
+fn overflow_is_an_error_that_names_each_tensor_and_the_number() {
+    overflow_is_an_error_that_counts(&(Arc::new(CpuDevice::new()) as Arc<dyn Device>));
+    overflow_is_an_error_that_counts(&(Arc::new(LazyDevice::new(3)) as Arc<dyn Device>));
+}
+
+#[test]
+fn scales_that_do_not_fit_are_refused_and_named() {
+    let mut random = Random::new(1);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let tensors = [
+        stored("w.weight", Dtype::F8_E4M3, &[100, 300], &mut random),
+        scales("w.weight_scale_inv", &[2, 3], &mut random),
+    ];
+    write(&path, &tensors, 0);
+    let convert = Convert { to: Float::BF16, allow_overflow: true };
+    let error = load_values(&Checkpoint::open(&path).unwrap(), Arc::new(CpuDevice::new()), convert).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == "w.weight"), "{error}");
+    for word in ["w.weight_scale_inv", "[2, 3]", "[100, 300]", "--dtype"] {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+}
+
+/// The same memory gets the tensors of a second checkpoint: those that it names, and nothing else.
+#[test]
+fn a_load_into_places_that_exist_leaves_the_rest_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = values(folder.path(), &[("a", &[1.0, 2.0]), ("b", &[3.0])]);
+    let device = Arc::new(CpuDevice::new());
+    let mut loader = Loader::new(Arc::clone(&device) as Arc<dyn Device>, TransferOptions::default());
+    let selected = checkpoint.select(&Selection::default()).unwrap();
+    let places: BTreeMap<Arc<str>, u64> = [("a".into(), 64), ("b".into(), 4)].into();
+    let prepared = loader.prepare_into(&checkpoint, &selected, &places).unwrap();
+    let loaded = loader.load_into(&checkpoint, &prepared, device.alloc(100).unwrap()).unwrap();
+    assert_eq!(loaded.tensor("a").unwrap().as_slice::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(loaded.tensor("a").unwrap().view().range(), 64..72);
+    assert_eq!(loaded.tensor("b").unwrap().view().range(), 4..8);
+    let refuse = |places: &[(&str, u64)], word: &str| {
+        let places = places.iter().map(|(name, place)| (Arc::from(*name), *place)).collect();
+        let error = loader.prepare_into(&checkpoint, &selected, &places).unwrap_err();
+        assert!(matches!(error, Error::Request { .. }) && error.to_string().contains(word), "{word}: {error}");
+    };
+    refuse(&[("a", 0)], "\"b\"");
+    refuse(&[("a", 0), ("b", 4)], "\"a\" ends at byte 8");
+    refuse(&[("a", 2), ("b", 12)], "4-byte elements");
+    let error = loader.load_into(&checkpoint, &prepared, device.alloc(71).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("71 bytes") && error.to_string().contains("byte 72"), "{error}");
+}
+
+#[test]
+fn a_matrix_can_be_transposed_and_summed_where_it_lies() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    write(
+        &path,
+        &[stored("w", Dtype::BF16, &[3, 5], &mut Random::new(4)), stored("v", Dtype::U8, &[3], &mut Random::new(5))],
+        0,
+    );
+    let loaded = vramp::load::load(&path, &vramp::load::Options::default()).unwrap();
+    let (matrix, turned) = (loaded.tensor("w").unwrap(), loaded.tensor("w").unwrap().transposed().unwrap());
+    assert_eq!(turned.shape(), [5, 3]);
+    let (from, to) = (matrix.as_slice::<half::bf16>().unwrap(), turned.as_slice::<half::bf16>().unwrap());
+    for row in 0..3 {
+        for column in 0..5 {
+            assert_eq!(from[row * 5 + column].to_bits(), to[column * 3 + row].to_bits());
+        }
+    }
+    assert_eq!(turned.transposed().unwrap().checksum().unwrap(), matrix.checksum().unwrap());
+    assert_ne!(turned.checksum().unwrap(), matrix.checksum().unwrap());
+    assert!(loaded.tensor("v").unwrap().transposed().is_err());
+}

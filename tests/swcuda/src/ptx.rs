@@ -1,1 +1,0 @@
-//! Runs PTX text on the CPU.
