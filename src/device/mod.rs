@@ -13,6 +13,8 @@ mod region;
 use std::sync::Arc;
 
 pub use cpu::CpuDevice;
+#[cfg(any(test, feature = "testing"))]
+pub use cuda::forget_cufile;
 pub use cuda::{CudaDevice, CudaInfo, CudaMemory, DeviceAllocator};
 pub use direct::{DirectFile, DirectReads};
 pub use null::NullDevice;
