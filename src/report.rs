@@ -44,6 +44,8 @@ pub struct Report {
     pub kernel: String,
     /// The device, as the user types it.
     pub device: String,
+    /// What the device is: the product's name of a GPU; empty for host memory.
+    pub product: String,
     /// What ran the reads: `threads`, `io_uring` or `none` (views).
     pub engine: String,
 }

@@ -145,6 +145,7 @@ impl Maps<'_> {
             file_system: files().next().map_or(String::new(), |file| file.file_system().name.clone()),
             kernel: os::kernel_release().unwrap_or_default(),
             device: "cpu".to_owned(),
+            product: String::new(),
             engine: "none".to_owned(),
         }
     }

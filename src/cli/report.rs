@@ -100,6 +100,9 @@ fn details(report: &Report) -> String {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "{name:<12}{value}");
     };
+    if !report.product.is_empty() {
+        line("device", format!("{}, {}", text::escape(&report.device), text::escape(&report.product)));
+    }
     line("routes", routes(report));
     line("page cache", cache(report));
     // Views are read by nobody before they are touched.
@@ -202,6 +205,7 @@ mod tests {
             file_system: "ext4".to_owned(),
             kernel: "6.18.44".to_owned(),
             device: "cpu".to_owned(),
+            product: String::new(),
             engine: "threads".to_owned(),
         }
     }

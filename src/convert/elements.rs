@@ -64,7 +64,7 @@ pub(super) fn direct(source: &[u8], from: Float, target: &mut [u8], to: Float) -
 /// One-byte elements by a table of all 256 results. None of these formats overflows in any target.
 pub(super) fn by_table(source: &[u8], from: Float, target: &mut [u8], to: Float) {
     let (mut bits, mut values, mut table) = ([0; 256], [0.0; 256], [0; 256 * 4]);
-    for (value, bits) in (0..=u8::MAX).zip(&mut bits) {
+    for (value, bits) in (0..=255).zip(&mut bits) {
         *bits = value;
     }
     decode(&bits, from, to, &mut values);

@@ -30,6 +30,11 @@ pub trait Device: Send + Sync {
     /// The name a user types: `cpu`, `null`, `cuda:0`.
     fn name(&self) -> String;
 
+    /// What it is, where that says more than its name: the product's name of a GPU.
+    fn product(&self) -> Option<String> {
+        None
+    }
+
     /// What the device can do and how it wants tensors laid out.
     fn limits(&self) -> DeviceLimits;
 

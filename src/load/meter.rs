@@ -135,6 +135,7 @@ impl Meter {
             file_system: prepared.file_system.clone(),
             kernel: os::kernel_release().unwrap_or_default(),
             device: String::new(),
+            product: String::new(),
             engine: String::new(),
         }
     }

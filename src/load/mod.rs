@@ -383,6 +383,7 @@ impl Loader {
         report.setup_seconds = setup_seconds;
         report.cpu_seconds = os::cpu_seconds().total() - cpu_before;
         report.device = self.device.name();
+        report.product = self.device.product().unwrap_or_default();
         report.engine = engine_name.to_owned();
         report.staging = staging;
         Ok(Loaded { tensors, report, warnings: checkpoint.warnings().to_vec() })

@@ -6,7 +6,9 @@
 mod direct;
 mod errors;
 mod loads;
+mod pipeline;
 mod probe;
+mod program;
 
 use std::sync::Arc;
 

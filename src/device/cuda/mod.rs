@@ -96,11 +96,6 @@ impl CudaDevice {
         CudaDevice { memory, ..self }
     }
 
-    /// The product's name.
-    pub fn product(&self) -> String {
-        self.gpu.product()
-    }
-
     /// An arena of memory that exists already, for [`Loader::load_into`](crate::load::Loader::load_into): a model whose
     /// addresses must stay (captured graphs know them) gets new weights.
     ///
@@ -117,6 +112,10 @@ impl CudaDevice {
 impl Device for CudaDevice {
     fn name(&self) -> String {
         self.gpu.name()
+    }
+
+    fn product(&self) -> Option<String> {
+        Some(self.gpu.product())
     }
 
     fn limits(&self) -> DeviceLimits {

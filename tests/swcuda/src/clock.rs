@@ -93,17 +93,15 @@ impl Log {
         });
     }
 
-    /// An access to `footprint` that is not known to be over by `clock`.
-    pub(crate) fn in_flight(&self, footprint: &Footprint, clock: &Clock) -> Option<&Access> {
+    /// The accesses to `footprint` that are not known to be over by `clock`.
+    pub(crate) fn in_flight(&self, footprint: &Footprint, clock: &Clock) -> impl Iterator<Item = &Access> {
         let unordered = self.accesses.iter().filter(|access| !clock.covers(access.stream, access.seq));
-        unordered.into_iter().find(|access| access.footprint.overlap(footprint).is_some())
+        unordered.filter(|access| access.footprint.overlap(footprint).is_some())
     }
 
     /// Whether one of those is a write.
     pub(crate) fn writer_in_flight(&self, footprint: &Footprint, clock: &Clock) -> bool {
-        let writes = self.accesses.iter().filter(|access| access.mode == Mode::Write);
-        let mut unordered = writes.filter(|access| !clock.covers(access.stream, access.seq));
-        unordered.any(|access| access.footprint.overlap(footprint).is_some())
+        self.in_flight(footprint, clock).any(|access| access.mode == Mode::Write)
     }
 }
 
@@ -168,9 +166,9 @@ mod tests {
         let mut log = Log::default();
         let mut host = Clock::default();
         log.add(access(1, 4, Mode::Read, &host));
-        assert!(log.in_flight(&Footprint::flat(109, 1), &host).is_some());
-        assert!(log.in_flight(&Footprint::flat(110, 1), &host).is_none());
+        assert!(log.in_flight(&Footprint::flat(109, 1), &host).next().is_some());
+        assert!(log.in_flight(&Footprint::flat(110, 1), &host).next().is_none());
         host.advance(1, 4);
-        assert!(log.in_flight(&Footprint::flat(109, 1), &host).is_none());
+        assert!(log.in_flight(&Footprint::flat(109, 1), &host).next().is_none());
     }
 }

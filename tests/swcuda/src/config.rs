@@ -56,13 +56,16 @@ pub struct Config {
     pub thread_order: Order,
     /// Most bytes that may be registered at once; beyond it `cuMemHostRegister` answers 2.
     pub pin_limit: Option<u64>,
-    /// What `CUDA_VISIBLE_DEVICES` says, instead of the environment.
+    /// What `CUDA_VISIBLE_DEVICES` says; `None` is all devices. A child process reads the variable itself.
     pub visible_devices: Option<String>,
     /// How long the lazy schedule holds work that nobody waits for.
     pub lazy_limit: Duration,
     /// Whether pinned sources are compared with a copy taken at enqueue (`SOURCE_CHANGED`). It costs a second pass over
     /// the bytes; a test of speed may turn it off.
     pub check_sources: bool,
+    /// Whether copies from the host move their bytes. Without, they only take the time that the model says: for tests of
+    /// timing, where the double's own copying would be slower than the link that it stands for.
+    pub moves_bytes: bool,
 }
 
 impl Default for Config {
@@ -84,6 +87,7 @@ impl Default for Config {
             visible_devices: None,
             lazy_limit: Duration::from_secs(2),
             check_sources: true,
+            moves_bytes: true,
         }
     }
 }
@@ -139,6 +143,7 @@ impl Config {
         self.visible_devices.iter().for_each(|list| line("VISIBLE_DEVICES", list.clone()));
         line("LAZY_MS", self.lazy_limit.as_millis().to_string());
         line("CHECK_SOURCES", u8::from(self.check_sources).to_string());
+        line("MOVES_BYTES", u8::from(self.moves_bytes).to_string());
         text
     }
 
@@ -176,6 +181,7 @@ impl Config {
         config.visible_devices = lookup("VISIBLE_DEVICES");
         set(&mut config.lazy_limit, number(&lookup, "LAZY_MS")?.map(Duration::from_millis));
         config.check_sources = number::<u8>(&lookup, "CHECK_SOURCES")? != Some(0);
+        config.moves_bytes = number::<u8>(&lookup, "MOVES_BYTES")? != Some(0);
         Ok(config)
     }
 
@@ -226,6 +232,7 @@ mod tests {
             pin_limit: Some(4096),
             visible_devices: Some("1,0".to_owned()),
             check_sources: false,
+            moves_bytes: false,
             ..Config::default()
         };
         assert_eq!(Config::from_text(&config.to_text()).unwrap(), config);

@@ -65,3 +65,37 @@ impl State {
         device.map(Some).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn contexts_stack_up_on_a_thread() {
+        let mut state = State::for_tests(Config { devices: 2, ..Config::default() });
+        // A life that no other test's thread is in.
+        state.epoch = 77;
+        assert_eq!(state.current(), None);
+        state.set_current(Some(0));
+        state.push_current(1);
+        assert_eq!(state.current(), Some(1));
+        assert_eq!(state.pop_current(), Some(1));
+        assert_eq!(state.current(), Some(0));
+        state.set_current(None);
+        assert_eq!(state.current(), None);
+        state.push_current(1);
+        state.epoch = 78;
+        assert_eq!(state.current(), None, "another life");
+    }
+
+    #[test]
+    fn a_context_is_of_one_device_and_one_life() {
+        let mut state = State::for_tests(Config { devices: 2, ..Config::default() });
+        let context = state.context(1);
+        assert_eq!(state.context_device(context), Ok(Some(1)));
+        assert_eq!(state.context_device(std::ptr::null_mut()), Ok(None));
+        state.epoch += 1;
+        assert_eq!(state.context_device(context), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
+    }
+}

@@ -35,8 +35,11 @@ pub(crate) fn flat(direction: Direction, target: u64, source: u64, bytes: usize)
 
 /// Queues a copy, and waits for it if `wait` is set or its host side is not pinned.
 pub(crate) fn submit(mut state: Guard, id: StreamId, call: &str, mut copy: Copy, wait: bool) -> Answer {
-    if copy.bytes() == 0 {
+    if copy.width == 0 || copy.rows == 0 {
         return Ok(());
+    }
+    if !copy.fits() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let label = format!("{call}({} bytes)", copy.bytes());
     state.check_device_sides(&copy, id, &label)?;
@@ -132,7 +135,7 @@ impl State {
             }
             Direction::DeviceToHost => {
                 let footprint = copy.target_footprint();
-                if self.log.in_flight(&footprint, &self.host).is_none() {
+                if self.log.in_flight(&footprint, &self.host).next().is_none() {
                     execute::fill_host(&footprint, POISON);
                 }
             }

@@ -79,8 +79,10 @@ fn named(entry: &str, devices: usize) -> Option<usize> {
 impl State {
     /// Makes the devices that this process may see.
     pub(crate) fn make_devices(&mut self) {
-        let environment = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let list = self.config.visible_devices.clone().or(environment);
+        // Only a driver that was never reset asks the environment: a test in this process means what its configuration
+        // says, on whatever machine it runs.
+        let environment = || std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|_| self.epoch == 0);
+        let list = self.config.visible_devices.clone().or_else(environment);
         let chosen = visible(list.as_deref(), self.config.devices);
         self.stats.devices = vec![DeviceStats::default(); chosen.len()];
         let devices = chosen.into_iter().map(|physical| Device {

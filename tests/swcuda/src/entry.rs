@@ -83,3 +83,51 @@ impl State {
         Ok(device)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::faults::Fault;
+
+    fn admitted(state: &mut State, need: Need) -> Result<Option<CUresult>, CUresult> {
+        state.admit("cuTest", need).map(|admitted| admitted.verdict)
+    }
+
+    #[test]
+    fn each_need_is_asked_for_in_its_order() {
+        let mut state = State::for_tests(Config::default());
+        state.epoch = 79;
+        state.initialised = false;
+        assert_eq!(admitted(&mut state, Need::Nothing), Ok(None));
+        assert_eq!(admitted(&mut state, Need::Driver), Err(CUresult::CUDA_ERROR_NOT_INITIALIZED));
+        state.initialised = true;
+        assert_eq!(admitted(&mut state, Need::Driver), Ok(None));
+        assert_eq!(admitted(&mut state, Need::Context), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
+        state.set_current(Some(0));
+        assert_eq!(admitted(&mut state, Need::Context), Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED));
+        state.devices[0].references = 1;
+        assert_eq!(admitted(&mut state, Need::Context), Ok(None));
+        assert_eq!(state.reports.len(), 2);
+        assert_eq!(state.calls["cuTest"], 6);
+    }
+
+    #[test]
+    fn what_gives_back_is_admitted_with_its_error() {
+        let mut state = State::for_tests(Config::default());
+        state.epoch = 80;
+        state.set_current(Some(0));
+        state.devices[0].references = 1;
+        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+        for need in [Need::Release, Need::DriverRelease] {
+            state.faults.inject(Fault::Any { nth: 1, code: 999 });
+            assert_eq!(admitted(&mut state, need), Ok(Some(unknown)));
+        }
+        state.faults.inject(Fault::Any { nth: 1, code: 999 });
+        assert_eq!(admitted(&mut state, Need::Context), Err(unknown));
+        state.devices[0].sticky = Some(CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert_eq!(admitted(&mut state, Need::Context), Err(CUresult::CUDA_ERROR_LAUNCH_FAILED));
+        assert_eq!(admitted(&mut state, Need::Release), Ok(Some(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
+        assert_eq!(admitted(&mut state, Need::Driver), Ok(None), "no context, no sticky error");
+    }
+}

@@ -106,7 +106,7 @@ impl State {
         source.into_iter().chain(target).map(|footprint| self.mapped_around(&footprint.bounds())).collect()
     }
 
-    /// Counts a copy that was done.
+    /// Counts a copy.
     fn count_copy(&mut self, device: usize, copy: &Copy, start: Instant, end: Instant) {
         let began = self.began;
         let Some(stats) = self.stats.devices.get_mut(device) else { return };
@@ -154,13 +154,20 @@ fn move_rows(
     }
     pages.iter().for_each(|&page| state.hold_pages(page));
     let booking = state.book(device, copy, ready);
+    if let Some((start, end)) = booking {
+        // Now, while copies come in the order of their engine: they may wake up in another.
+        state.count_copy(device, copy, start, end);
+    }
     let alias = state.space.alias();
+    let moves = state.config.moves_bytes || copy.direction != Direction::HostToDevice;
     drop(state);
     let begun = Instant::now();
     let changed = copy.snapshot.as_ref().and_then(|snapshot| first_change(alias, copy, snapshot));
-    // SAFETY: the device sides are mapped and held; the host side is the program's promise, as with the real driver.
-    unsafe { transfer(alias, copy) };
-    let (start, end) = booking.unwrap_or_else(|| (begun, Instant::now()));
+    if moves {
+        // SAFETY: the device sides are mapped and held; the host side is the program's promise, as with the real driver.
+        unsafe { transfer(alias, copy) };
+    }
+    let end = booking.map_or_else(Instant::now, |(_, end)| end);
     engine::sleep_until(end);
     let mut state = state::lock();
     if let Some(offset) = changed {
@@ -175,7 +182,9 @@ fn move_rows(
         state.mark_written(&copy.target_footprint());
     }
     pages.iter().for_each(|&page| state.drop_pages(page));
-    state.count_copy(device, copy, start, end);
+    if booking.is_none() {
+        state.count_copy(device, copy, begun, end);
+    }
     (state, end)
 }
 
@@ -280,5 +289,40 @@ pub(crate) fn fill_host(footprint: &Footprint, value: u8) {
     for range in footprint.ranges() {
         // SAFETY: the range is pinned memory that the program gave as a target.
         unsafe { (range.start as *mut u8).write_bytes(value, (range.end - range.start) as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::AddressSpace;
+    use crate::copy::flat;
+
+    #[test]
+    fn a_changed_source_is_found_to_the_byte() {
+        let alias = AddressSpace::new().alias();
+        let mut memory = vec![7_u8; 60];
+        let start = memory.as_mut_ptr();
+        // SAFETY: the vector has 60 bytes and is not used but by this pointer.
+        let clear = |at: usize| unsafe { *start.add(at) = 0 };
+        let mut copy = flat(Direction::HostToDevice, 0, start as u64, 10);
+        (copy.source_pitch, copy.rows) = (20, 3);
+        let snapshot = gather(alias, &copy.source_footprint(), vec![1, 2, 3]);
+        assert_eq!(snapshot, [7; 30]);
+        clear(15);
+        assert_eq!(first_change(alias, &copy, &snapshot), None, "between two rows");
+        clear(43);
+        assert_eq!(first_change(alias, &copy, &snapshot), Some(23));
+    }
+
+    #[test]
+    fn patterns_repeat() {
+        let mut memory = [0_u8; 12];
+        // SAFETY: the array has 8 and 12 bytes.
+        unsafe {
+            repeat(memory.as_mut_ptr(), 12, [9; 4]);
+            repeat(memory.as_mut_ptr(), 8, [1, 2, 3, 4]);
+        }
+        assert_eq!(memory, [1, 2, 3, 4, 1, 2, 3, 4, 9, 9, 9, 9]);
     }
 }

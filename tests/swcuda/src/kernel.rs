@@ -1,7 +1,9 @@
 //! Modules and kernels: PTX text, run by the interpreter in stream order, its accesses logged byte by byte.
 //!
 //! Only PTX can run here: machine code (cubin, fatbin) needs a GPU and is refused. What a kernel touches is known after
-//! it ran; until then it holds every allocation that one of its parameters points into.
+//! it ran; until then it holds every allocation that one of its parameters points into. A byte that it reads must have
+//! been written before the launch: a kernel that reads back what it wrote itself to fresh memory is reported as well,
+//! since an atomic operation on a counter that nobody set to zero looks the same.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ops::Range;
@@ -19,7 +21,6 @@ use crate::report::Kind;
 use crate::state::{self, Answer, Guard, State};
 use crate::stream::Operation;
 use crate::work::Work;
-use crate::written::RangeSet;
 
 /// Shared memory that a launch may ask for without asking for more first.
 const SHARED_LIMIT: u32 = 48 << 10;
@@ -179,7 +180,7 @@ impl ptx::DeviceMemory for Memory {
         if let Some((base, pin)) = state.pin_at(address) {
             return Some(base..base + pin.bytes);
         }
-        let base = state.mapped_around(&(address..address + 1))?;
+        let base = state.mapped_around(&(address..address.checked_add(1)?))?;
         let allocation = state.allocations.get(&base).filter(|one| one.device == self.device)?;
         let range = base..base + allocation.bytes;
         if !self.held.contains(&base) {
@@ -270,12 +271,10 @@ impl State {
         allocations.map(|(base, allocation)| (Footprint::flat(base, allocation.bytes), Mode::Hold)).collect()
     }
 
-    /// Enters what a kernel touched into the log. Bytes that it wrote itself it may read.
+    /// Enters what a kernel touched into the log.
     fn log_kernel(&mut self, id: StreamId, operation: &Operation, touched: ptx::Touched) {
-        let mut own = RangeSet::default();
-        touched.writes.iter().for_each(|range| own.insert(range.clone()));
-        for gap in touched.reads.iter().flat_map(|range| own.gaps(range.clone())) {
-            self.check_written(&Footprint::flat(gap.start, gap.end - gap.start), &operation.label);
+        for range in touched.reads.iter().filter(|range| !range.is_empty()) {
+            self.check_written(&Footprint::flat(range.start, range.end - range.start), &operation.label);
         }
         for range in touched.writes.iter().filter(|range| !range.is_empty()) {
             self.mark_written(&Footprint::flat(range.start, range.end - range.start));

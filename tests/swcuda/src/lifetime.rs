@@ -165,3 +165,20 @@ fn last_words() {
         eprintln!("swcuda: {}: {error}", path.display());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+
+    #[test]
+    fn leaks_are_of_one_device_or_of_all() {
+        let mut state = State::for_tests(Config { devices: 2, ..Config::default() });
+        state.events.insert(1, Event::new(0, true));
+        state.events.insert(2, Event::new(1, true));
+        crate::pinned::allocate(&mut state, 1, 64).unwrap();
+        assert_eq!(state.leaks(None).len(), 3);
+        assert_eq!(state.leaks(Some(0)), ["event 1 was not destroyed"]);
+        assert_eq!(state.live(), Live { events: 2, pins: 1, ..Live::default() });
+    }
+}

@@ -207,18 +207,16 @@ impl State {
         self.report_in_flight(&Footprint::flat(address, bytes.max(1)), &format!("{call}({address:#x})"), clock);
     }
 
-    /// Reports work in flight on bytes that `call` takes away; whether there was any.
+    /// Reports work in flight on bytes that `call` takes away; whether there may be any. On a device with a sticky error
+    /// nothing can be waited for any more and nothing will be done, so that is not reported.
     pub(crate) fn report_in_flight(&mut self, footprint: &Footprint, call: &str, clock: Option<&Clock>) -> bool {
-        if self.devices.iter().any(|device| device.sticky.is_some()) {
-            return false; // what is queued on a device with a sticky error never happens, and nobody can wait for it
-        }
-        let user = self.log.in_flight(footprint, clock.unwrap_or(&self.host));
-        let Some(text) = user.map(|user| format!("{call} while {} (stream {}) may use it", user.label, user.stream))
-        else {
-            return false;
-        };
-        self.report(Kind::FreeInFlight, &text);
-        true
+        let users = || self.log.in_flight(footprint, clock.unwrap_or(&self.host));
+        let well = |id| self.streams.get(&id).is_none_or(|stream| self.health(stream.device).is_ok());
+        let any = users().next().is_some();
+        let user = users().find(|user| well(user.stream));
+        let text = user.map(|user| format!("{call} while {} (stream {}) may use it", user.label, user.stream));
+        text.into_iter().for_each(|text| self.report(Kind::FreeInFlight, &text));
+        any
     }
 
     /// Gives an allocation's pages back, now or when its last user is done.
@@ -278,5 +276,72 @@ impl State {
         let gaps: Vec<Range<u64>> = footprint.ranges().flat_map(|range| allocation.written.gaps(range)).collect();
         self.space.refill(&gaps);
         gaps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn state() -> State {
+        State::for_tests(Config { vram_bytes: 16 << 10, ..Config::default() })
+    }
+
+    #[test]
+    fn every_way_to_miss_an_allocation_has_its_name() {
+        let mut state = state();
+        let freed = state.try_allocate(0, 100, false).unwrap();
+        let live = state.try_allocate(0, 100, false).unwrap();
+        state.release(freed);
+        assert_eq!(state.check_range(&(live..live + 100), "copy"), Ok(0));
+        let misses = [
+            (live + 1..live + 101, "OUT_OF_BOUNDS"),
+            (live + 100..live + 101, "OUT_OF_BOUNDS"),
+            (freed + 7..freed + 8, "USE_AFTER_FREE"),
+            (live + (1 << 30)..live + (1 << 30) + 1, "WILD_POINTER"),
+            (4096..4097, "WILD_POINTER"),
+        ];
+        for (range, kind) in misses {
+            assert_eq!(state.check_range(&range, "copy"), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+            let report = state.reports.pop().unwrap();
+            assert!(report.starts_with(kind), "{report}");
+        }
+    }
+
+    #[test]
+    fn pages_stay_while_an_operation_is_in_them() {
+        let mut state = state();
+        let address = state.try_allocate(0, 5000, false).unwrap();
+        state.hold_pages(address);
+        state.release(address);
+        assert!(state.mapped_around(&(address..address + 1)).is_some());
+        assert_eq!(state.devices[0].used, 8192);
+        state.drop_pages(address);
+        assert!(state.mapped_around(&(address..address + 1)).is_none());
+        assert_eq!(state.devices[0].used, 0);
+    }
+
+    #[test]
+    fn memory_ends() {
+        let mut state = state();
+        let all = state.try_allocate(0, 16 << 10, false).unwrap();
+        assert_eq!(state.try_allocate(0, 1, false), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(!state.frees_pending(0));
+        state.release(all);
+        assert!(state.try_allocate(0, 1, false).is_ok());
+        assert_eq!(state.try_allocate(0, u64::MAX, false), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn a_read_of_unwritten_bytes_is_named_and_filled() {
+        let mut state = state();
+        let address = state.try_allocate(0, 100, false).unwrap();
+        state.mark_written(&Footprint::flat(address, 40));
+        state.mark_written(&Footprint::flat(address + 41, 59));
+        state.check_written(&Footprint::flat(address, 40), "copy");
+        assert!(state.reports.is_empty());
+        state.check_written(&Footprint::flat(address, 100), "copy");
+        assert!(state.reports[0].contains("reads 1 bytes"), "{:?}", state.reports);
     }
 }

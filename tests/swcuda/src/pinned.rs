@@ -143,7 +143,7 @@ impl State {
 
     /// The live pin that an address is in.
     pub(crate) fn pin_at(&self, address: u64) -> Option<(u64, &Pin)> {
-        self.pins_in(&(address..address + 1)).next().filter(|(_, pin)| pin.live)
+        self.pins_in(&(address..address.saturating_add(1))).next().filter(|(_, pin)| pin.live)
     }
 
     /// Takes all rights from memory of `cuMemHostAlloc`; the addresses stay taken until the double is reset.
@@ -178,4 +178,52 @@ fn is_mapped(range: &Range<u64>) -> bool {
     let start = range.start / PAGE * PAGE;
     // SAFETY: msync with MS_ASYNC only looks at the mappings.
     unsafe { libc::msync(start as *mut _, (range.end - start) as usize, libc::MS_ASYNC) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn a_range_is_pinned_wholly_or_not_at_all() {
+        let mut state = State::for_tests(Config { devices: 2, ..Config::default() });
+        let memory = vec![0_u8; 8192];
+        let start = memory.as_ptr() as u64;
+        register(&mut state, 0, start + 1000, 1000, 0).unwrap();
+        register(&mut state, 0, start + 2000, 1000, PORTABLE).unwrap();
+        let at = |from: u64, to: u64, device| state.host_range(&(start + from..start + to), device);
+        assert_eq!(at(0, 1000, 0), Host::Pageable);
+        assert_eq!(at(1000, 2000, 0), Host::Pinned);
+        assert_eq!(at(1000, 2000, 1), Host::Pageable, "not portable");
+        assert_eq!(at(2000, 3000, 1), Host::Pinned);
+        assert_eq!(at(3000, 4000, 0), Host::Pageable);
+        for (from, to) in [(999, 1001), (1999, 2001), (2999, 3001), (0, 8192)] {
+            assert_eq!(at(from, to, 0), Host::Torn, "{from}..{to}");
+        }
+        assert_eq!(state.pin_at(start + 1999).map(|(base, _)| base - start), Some(1000));
+        assert!(state.pin_at(start + 3000).is_none());
+    }
+
+    #[test]
+    fn what_is_not_there_cannot_be_registered() {
+        let mut state = State::for_tests(Config::default());
+        let invalid = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(register(&mut state, 0, 0, 10, 0), invalid);
+        assert_eq!(register(&mut state, 0, PAGE, 10, 0), invalid, "nothing is mapped there");
+        let front = state.space.next();
+        assert_eq!(register(&mut state, 0, front, 10, 0), invalid, "device memory");
+        assert_eq!(register(&mut state, 0, u64::MAX - 5, 10, 0), invalid);
+    }
+
+    #[test]
+    fn freed_memory_is_known_until_it_is_buried() {
+        let mut state = State::for_tests(Config::default());
+        let address = allocate(&mut state, 0, 100).unwrap();
+        assert_eq!(state.pinned_bytes(), 100);
+        state.retire(address);
+        assert_eq!((state.pinned_bytes(), state.host_range(&(address..address + 1), 0)), (0, Host::Freed));
+        state.bury();
+        assert_eq!(state.host_range(&(address..address + 1), 0), Host::Pageable);
+    }
 }

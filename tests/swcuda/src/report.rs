@@ -23,6 +23,7 @@ pub(crate) enum Kind {
     Callback,
     Unsupported,
     Config,
+    Internal,
 }
 
 impl Kind {
@@ -46,6 +47,7 @@ impl Kind {
             Kind::Callback => "CALLBACK",
             Kind::Unsupported => "UNSUPPORTED",
             Kind::Config => "CONFIG",
+            Kind::Internal => "INTERNAL",
         }
     }
 

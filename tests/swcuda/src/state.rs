@@ -202,3 +202,31 @@ impl State {
         Arc::new(self.host.clone())
     }
 }
+
+#[cfg(test)]
+impl State {
+    /// A state of its own with its devices made, for the unit tests of this crate. It has no threads.
+    pub(crate) fn for_tests(config: Config) -> State {
+        let mut state = State::new(config, AddressSpace::new(), Handles::default(), 1);
+        state.make_devices();
+        state.initialised = true;
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_differ_and_repeat() {
+        let draws = |seed| {
+            let schedule = crate::config::Schedule::Random(seed);
+            let mut state =
+                State::new(Config::default().schedule(schedule), AddressSpace::new(), Handles::default(), 1);
+            [(); 8].map(|()| state.draw(1000))
+        };
+        assert_eq!(draws(1), draws(1));
+        assert_ne!(draws(1), draws(2));
+    }
+}

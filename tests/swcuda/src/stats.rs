@@ -8,7 +8,7 @@ use std::fmt::Write;
 /// One direction of one device.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct EngineStats {
-    /// Copies done.
+    /// Copies: begun ones where there is a model, else those that are done.
     pub copies: u64,
     /// Bytes copied.
     pub bytes: u64,

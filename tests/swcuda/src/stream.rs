@@ -4,6 +4,7 @@
 //! file does not know what operations do; `execute` does.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -303,7 +304,7 @@ fn serve(id: StreamId, epoch: u64) {
             }
             Step::Run(operation) => {
                 let seq = operation.seq;
-                state = execute::run(state, id, operation);
+                state = run(state, id, operation);
                 if let Some(stream) = state.streams.get_mut(&id).filter(|stream| stream.last >= seq) {
                     stream.done = seq;
                     stream.running = false;
@@ -318,6 +319,19 @@ fn serve(id: StreamId, epoch: u64) {
         state.retired.push(Retired { id, device, blocking, last, clock });
     }
     state::notify();
+}
+
+/// Runs an operation. Should the double itself fail at it, the device is broken, and nobody waits for ever.
+fn run(state: Guard, id: StreamId, operation: Operation) -> Guard {
+    let device = state.streams.get(&id).map_or(0, |stream| stream.device);
+    let label = Arc::clone(&operation.label);
+    let outcome = catch_unwind(AssertUnwindSafe(|| execute::run(state, id, operation)));
+    outcome.unwrap_or_else(|_| {
+        let mut state = state::lock();
+        state.report(Kind::Internal, &format!("the double panicked in {label}"));
+        state.fail(device, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        state
+    })
 }
 
 /// Waits until an operation is over, and with it all that `clock` orders before it; the host then knows.

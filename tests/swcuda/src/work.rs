@@ -70,6 +70,13 @@ impl Work {
 }
 
 impl Copy {
+    /// Whether both sides end before the address space does.
+    pub(crate) fn fits(&self) -> bool {
+        let side = |start: u64, pitch: u64| pitch.checked_mul(self.rows).and_then(|bytes| start.checked_add(bytes));
+        let sides = [side(self.source, self.source_pitch), side(self.target, self.target_pitch)];
+        sides.iter().all(Option::is_some) && self.width.checked_mul(self.rows).is_some()
+    }
+
     /// Number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.width * self.rows

@@ -82,7 +82,7 @@ fn the_wall_clock_follows_the_model() {
 fn one_engine_serves_both_directions_one_after_the_other() {
     let double = |copy_engines| {
         let config =
-            Config { h2d_bytes_per_s: Some(20e6), d2h_bytes_per_s: Some(20e6), copy_engines, ..Config::default() };
+            Config { h2d_bytes_per_s: Some(2e6), d2h_bytes_per_s: Some(2e6), copy_engines, ..Config::default() };
         let double = Double::acquire(config);
         begin(0);
         let (a, b, device, buffers) = (stream(), stream(), alloc(8 * CHUNK), [pinned(4 * CHUNK), pinned(4 * CHUNK)]);

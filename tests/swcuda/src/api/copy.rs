@@ -93,9 +93,7 @@ fn rows(copy: &CUDA_MEMCPY2D) -> Answer<Option<Copy>> {
     };
     let start = |base: u64, x: usize, y: usize, pitch: u64| -> Answer<u64> {
         let offset = (y as u64).checked_mul(pitch).and_then(|rows| rows.checked_add(x as u64));
-        let start = offset.and_then(|offset| base.checked_add(offset)).ok_or(invalid)?;
-        let length = rows.checked_mul(pitch).ok_or(invalid)?;
-        start.checked_add(length).map(|_| start).ok_or(invalid)
+        offset.and_then(|offset| base.checked_add(offset)).ok_or(invalid)
     };
     Ok(Some(Copy {
         direction,

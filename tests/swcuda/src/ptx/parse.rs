@@ -41,6 +41,8 @@ fn entry(cursor: &mut Cursor<'_>, shared: &[Declaration]) -> Result<Kernel, Stri
     let name = cursor.until('(')?.to_owned();
     let mut names = Names::default();
     names.scopes.push(HashMap::new());
+    // A kernel without registers has one nevertheless, so that no thread's window is empty.
+    names.place(GARBAGE)?;
     for text in operands(cursor.until(')')?) {
         names.parameter(text).map_err(|error| cursor.error(&error))?;
     }
@@ -107,7 +109,8 @@ fn body(cursor: &mut Cursor<'_>, names: &mut Names) -> Result<Body, String> {
     statements.push(Statement { line: cursor.line(), text: "}".into() });
     code.push(instruction::Instruction { guard: None, operation: Operation::Exit, statement });
     for (at, label, line) in branches {
-        let target = labels.get(label).ok_or_else(|| format!("PTX line {line}: there is no label {label}"))?;
+        let target =
+            labels.get(label).ok_or_else(|| format!("PTX line {line}: there is no such label: `bra {label}`"))?;
         code[at].operation = Operation::Branch { target: *target };
     }
     Ok((code, statements))

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUevent, CUresult, CUstream};
 
 pub type Code = CUresult;
-use swcuda::{Config, Schedule};
+use swcuda::{Config, Double, Schedule};
 
 /// What a call answers: the code, if it is an error.
 pub type Answer<T = ()> = Result<T, CUresult>;
@@ -148,4 +148,36 @@ pub fn rows(target: CUdeviceptr, source: *const u8) -> sys::CUDA_MEMCPY2D {
         WidthInBytes: 0,
         Height: 0,
     }
+}
+
+/// Runs `program` under each schedule and expects reports of `kind` and of no other.
+pub fn earns(kind: &str, program: impl Fn(&Double)) {
+    for config in schedules().into_iter().take(4) {
+        let schedule = config.schedule;
+        let double = Double::acquire(config);
+        begin(0);
+        program(&double);
+        assert!(double.settle());
+        let reports = double.reports();
+        assert_eq!(kinds(&reports), [kind], "{schedule:?}: {reports:?}");
+        end(0);
+    }
+}
+
+/// Runs `program` under each schedule and expects no report.
+pub fn is_clean(program: impl Fn(&Double)) {
+    for config in schedules() {
+        let double = Double::acquire(config);
+        begin(0);
+        program(&double);
+        end(0);
+    }
+}
+
+pub fn upload(target: u64, source: *mut u8, bytes: usize, stream: CUstream) {
+    call!(cuMemcpyHtoDAsync_v2(target, source.cast(), bytes, stream)).unwrap();
+}
+
+pub fn download(target: *mut u8, source: u64, bytes: usize, stream: CUstream) {
+    call!(cuMemcpyDtoHAsync_v2(target.cast(), source, bytes, stream)).unwrap();
 }

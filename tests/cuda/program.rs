@@ -1,0 +1,81 @@
+//! The program on the double: what a person sees, and what it costs the host.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What a run of the program said, and what the double counted.
+struct Ran {
+    json: Value,
+    text: String,
+    counted: String,
+}
+
+fn vramp(arguments: &[&str], settings: &[(&str, &str)]) -> Ran {
+    let folder = tempfile::tempdir().unwrap();
+    swcuda::Double::link_folder(folder.path());
+    let report = folder.path().join("report");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+    command.args(arguments).env("LD_LIBRARY_PATH", folder.path()).env("SWCUDA_QUIET", "1");
+    command.env("SWCUDA_PAGEABLE", "error").env("SWCUDA_REPORT", &report).envs(settings.iter().copied());
+    let output = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {err}");
+    let counted = std::fs::read_to_string(report).unwrap_or_default();
+    let wrong: Vec<_> = counted.lines().filter(|line| !line.starts_with("stat ")).collect();
+    assert!(wrong.is_empty(), "{arguments:?}: {wrong:?}");
+    Ran { json: serde_json::from_str(&out).unwrap_or_default(), text: out.into_owned(), counted }
+}
+
+impl Ran {
+    fn stat(&self, name: &str) -> u64 {
+        let line = self.counted.lines().find_map(|line| line.strip_prefix(&format!("stat {name} ")));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {}", self.counted))
+    }
+}
+
+/// One tensor of `bytes` bytes, a hole, and a small one that is not.
+fn checkpoint(folder: &Path, bytes: u64) -> String {
+    let header = format!(
+        r#"{{"a":{{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}},"b":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[16,{}]}}}}"#,
+        bytes + 16
+    );
+    let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[3; 16]].concat();
+    let path = folder.join("m.safetensors");
+    std::fs::write(&path, &start).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(start.len() as u64 + bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_first_gpu_is_the_default_and_gives_what_the_cpu_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = checkpoint(folder.path(), 3_000_001);
+    let host = vramp(&["load", &path, "--device", "cpu", "--digests", "--checksums", "--json"], &[]).json;
+    for schedule in ["eager", "lazy", "random"] {
+        let ran = vramp(&["load", &path, "--digests", "--checksums", "--json"], &[("SWCUDA_SCHED", schedule)]);
+        assert_eq!(ran.json["device"], "cuda:0");
+        assert_eq!(ran.json["tensors"], host["tensors"], "{schedule}");
+        assert_eq!((ran.stat("pageable_copies"), ran.stat("leak.allocations"), ran.stat("leak.pins")), (0, 0, 0));
+    }
+    let said = vramp(&["load", &path], &[]).text;
+    assert!(said.contains("to cuda:0") && said.contains("test double, no GPU"), "{said}");
+    let cpu = vramp(&["load", &path, "--device", "cpu"], &[]);
+    assert_eq!(cpu.counted, "", "nobody asked for the driver");
+}
+
+#[test]
+fn host_memory_is_staging_and_a_constant_whatever_the_checkpoint() {
+    const STAGING: u64 = 4 << 20;
+    let peak = |bytes: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = checkpoint(folder.path(), bytes);
+        let arguments = ["load", &path, "--device", "cuda:0", "--staging", "4x1MiB", "--json"];
+        // The double's VRAM is memory of the host: it is counted, and taken off.
+        let ran = vramp(&arguments, &[("SWCUDA_CHECK_SOURCES", "0")]);
+        ran.json["report"]["peak_host_bytes"].as_u64().unwrap() - ran.stat("peak_bytes")
+    };
+    let (small, large) = (peak(1), peak(20 * STAGING));
+    assert!(large <= small + STAGING + (64 << 20), "{large} bytes, and {small} for nothing at all");
+}
