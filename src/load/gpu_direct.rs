@@ -266,6 +266,71 @@ fn sample(file_system: u64, shards: &[Shard], facts: &[ShardFacts], bytes: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Selection;
+    use crate::plan::LoadPlan;
+    use crate::source::Residency;
+    use crate::testing::{DirectDevice, DirectTrouble, MemoryFile, Synthetic, watched};
+
+    /// Small enough for a test.
+    const SMALL: Trial = Trial { bytes: 256 << 10, worth_bytes: 1 << 20 };
+
+    /// A cold checkpoint, its loader on `device`, and what it plans after a trial.
+    fn planned(device: &DirectDevice, trial: Trial) -> (Loader, LoadPlan, Vec<String>) {
+        let cold = |_, file: MemoryFile| file.with_descriptor();
+        let synthetic = Synthetic::new(21, 6, 250_000, cold);
+        synthetic.set_residency(Residency::none);
+        let loader = Loader::new(Arc::new(device.clone()), TransferOptions::default());
+        let loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+        let (checkpoint, shards) = (&synthetic.checkpoint, synthetic.checkpoint.shards());
+        let selected = checkpoint.select(&Selection::default()).unwrap();
+        let casts = loader.casts(checkpoint, &selected).unwrap();
+        let wanted = super::super::wanted(checkpoint, &casts, None).unwrap();
+        let (mut facts, _) = loader.facts(shards, &wanted).unwrap();
+        for _ in 0..2 {
+            loader.try_gpu_direct(shards, &wanted, &mut facts, trial).unwrap();
+        }
+        let options = PlanOptions { route: RouteChoice::Auto, buffer_bytes: 64 << 10 };
+        let plan = plan::plan(&wanted, &facts, loader.device.limits(), options).unwrap();
+        let notes = loader.fallbacks.list().into_iter().filter(|note| note.what == WHAT).map(|note| note.why).collect();
+        (loader, plan, notes)
+    }
+
+    #[test]
+    fn a_trial_is_made_once_and_its_outcome_is_noted_and_followed() {
+        watched(|| {
+            let device = DirectDevice::new(1, Vec::new());
+            let (_, plan, notes) = planned(&device, SMALL);
+            let [note] = &notes[..] else { panic!("{notes:?}") };
+            assert!(note.starts_with("measured ") && note.contains(" GB/s by way of the host, "), "{note}");
+            assert_eq!(plan.route_bytes(Route::GpuDirect) > 0, note.ends_with(", used"), "{note}");
+            assert_eq!(device.reads(), 2, "two passes of one read each");
+            assert_eq!((device.open_files(), device.live_bytes()), (0, 0));
+        });
+    }
+
+    #[test]
+    fn a_device_that_refuses_its_trial_is_not_used() {
+        watched(|| {
+            for (trouble, reason) in [
+                (DirectTrouble::FailFrom(1), "refused a read while it was measured"),
+                (DirectTrouble::RefuseFiles("no udev data".to_owned()), "no udev data"),
+                (DirectTrouble::Absent("no library".to_owned()), "no library"),
+            ] {
+                let (_, plan, notes) = planned(&DirectDevice::new(1, vec![trouble]), SMALL);
+                assert!(notes.iter().any(|note| note.contains(reason)), "{reason}: {notes:?}");
+                assert_eq!(plan.route_bytes(Route::GpuDirect), 0);
+            }
+        });
+    }
+
+    #[test]
+    fn no_trial_is_made_for_a_small_load_or_a_way_that_is_none() {
+        let device = DirectDevice::new(1, Vec::new());
+        let large = Trial { worth_bytes: 1 << 40, ..SMALL };
+        assert_eq!((planned(&device, large).2, device.reads()), (Vec::new(), 0));
+        let detour = DirectDevice::new(1, vec![DirectTrouble::Detour("by way of the host".to_owned())]);
+        assert_eq!((planned(&detour, SMALL).2, detour.reads()), (Vec::new(), 0));
+    }
 
     #[test]
     fn it_pays_where_it_is_a_tenth_faster() {

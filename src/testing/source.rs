@@ -211,6 +211,11 @@ impl MemoryStorage {
         file
     }
 
+    /// The file of that path.
+    pub fn file(&self, path: &Path) -> Option<Arc<MemoryFile>> {
+        self.files.lock().unwrap().get(path).cloned()
+    }
+
     /// Adds (or replaces) a file under its own path.
     pub fn insert(&self, file: Arc<MemoryFile>) {
         self.files.lock().unwrap().insert(file.path.clone(), file);

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::state::{Counters, Plan, WORDS};
@@ -36,6 +36,14 @@ impl Fake {
         let fake = Fake { library: loaded(), _turn: turn };
         fake.plan(plan);
         fake
+    }
+
+    /// Makes `libcufile.so.0` in `into`, a link to the double: for the `LD_LIBRARY_PATH` of a child.
+    ///
+    /// # Panics
+    /// When the link cannot be made.
+    pub fn link_folder(into: &Path) {
+        std::os::unix::fs::symlink(library(), into.join("libcufile.so.0")).expect("a link in a folder of our own");
     }
 
     /// Begins anew with another plan.
