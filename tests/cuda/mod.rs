@@ -32,6 +32,7 @@ impl Rig {
     }
 
     /// The double, for what only it can do; `None`, and a line that says so, on a GPU.
+    #[allow(clippy::print_stdout)] // a test that does not run says so
     fn double(config: Config) -> Option<Double> {
         if on_a_gpu() {
             println!("skipped: this needs the software driver");
