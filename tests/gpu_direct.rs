@@ -105,6 +105,20 @@ fn after_a_refusal_the_device_is_not_asked_again() {
     assert_eq!((device.reads(), loaded.report.routes.gpu_direct), (1, 0));
 }
 
+/// Two hundred shards would have been two hundred lines.
+#[test]
+fn files_that_are_refused_in_the_middle_of_a_load_are_one_line() {
+    for first in 1..5 {
+        let synthetic = Synthetic::new(21, 8, 250_000, with_descriptor);
+        let device = DirectDevice::new(4, vec![DirectTrouble::RefuseFilesFrom(first)]);
+        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        assert_same(&loaded, &synthetic, "refused files");
+        assert!(loaded.report.routes.gpu_direct < plan.route_bytes(Route::GpuDirect));
+        let [note] = notes(&loaded)[..] else { panic!("{:?}", notes(&loaded)) };
+        assert!(note.why.contains(&format!("file {first} is refused")), "{}", note.why);
+    }
+}
+
 #[test]
 fn a_file_that_ends_early_is_an_error_in_the_words_of_the_ordinary_route() {
     watched(|| {

@@ -255,7 +255,8 @@ impl Loader {
         Loader { make_queue: Box::new(make_queue), ..self }
     }
 
-    /// Asks the files and the page cache, and plans the load of `selected`.
+    /// Asks the files and the page cache, and plans the load of `selected`. Where the device reads files itself and no route was
+    /// chosen, a large cold load makes a trial first, once for each file system.
     ///
     /// # Errors
     /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.

@@ -1,7 +1,7 @@
 //! Files that a device reads itself, past the host ([`Route::GpuDirect`]), and the way by the host for when it does not.
 //!
-//! The first refusal in the middle of a load is noted, with its reason, and the rest of the load goes by way of the host: read into
-//! a buffer by the file's direct route, and written to the region. What is wrong with the file itself stays an error, in the
+//! The first refusal in the middle of a load, of a file or of a read, is noted with its reason, and the rest of the load goes by way
+//! of the host: read into a buffer by the file's direct route, and written to the region. What is wrong with the file itself stays an error, in the
 //! words of the ordinary route. Nothing here knows what a device is made of, or decides which files are read so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const WHAT: &str = "gpu-direct";
 /// The files that a device reads itself during one load.
 pub struct GpuDirect {
     reads: Option<Arc<dyn DirectReads>>,
-    /// Whether the device has refused a read: it is not asked again.
+    /// Whether the device has refused a file or a read: it is not asked again.
     refused: AtomicBool,
     fallbacks: Fallbacks,
     /// Buffers of reads by way of the host, at most one for each that runs at a time.
@@ -43,12 +43,16 @@ impl GpuDirect {
 
     /// The file by this route. Where the device does not take the file, that is noted, and the source goes by way of the host.
     pub fn source(self: &Arc<GpuDirect>, file: &dyn OpenFile) -> Arc<dyn Source> {
+        let taken = if self.is_refused() { None } else { self.take(file) };
+        Arc::new(GpuDirectSource { taken, ordinary: file.source(Route::Direct), load: Arc::clone(self) })
+    }
+
+    fn take(&self, file: &dyn OpenFile) -> Option<Arc<dyn DirectFile>> {
         let registered = match &self.reads {
             Some(reads) => register(&**reads, file),
             None => Err("the device does not read files itself".to_owned()),
         };
-        let taken = registered.map_err(|why| self.fallbacks.note(WHAT, format!("{why}; read by way of the host"))).ok();
-        Arc::new(GpuDirectSource { taken, ordinary: file.source(Route::Direct), load: Arc::clone(self) })
+        registered.map_err(|why| self.refuse(&why)).ok()
     }
 
     /// Whether the device takes this file.
@@ -63,10 +67,10 @@ impl GpuDirect {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Notes the first refusal of a read; the others follow from it.
-    fn refuse(&self, why: &Error) {
+    /// Notes the first refusal; the others follow from it.
+    fn refuse(&self, why: &str) {
         if !self.refused.swap(true, Ordering::Relaxed) {
-            self.fallbacks.note(WHAT, format!("{why:?}; this and what was left went by way of the host"));
+            self.fallbacks.note(WHAT, format!("{why}; this and what was left went by way of the host"));
         }
     }
 
@@ -159,7 +163,7 @@ impl Source for GpuDirectSource {
         let Err(error) = file.read(offset, len, region) else { return Ok(Route::GpuDirect) };
         // Where it is the file's own trouble, the ordinary route meets it too, and has better words for it.
         let route = self.by_host(offset, len, region)?;
-        self.load.refuse(&error);
+        self.load.refuse(&format!("{error:?}"));
         Ok(route)
     }
 }

@@ -30,6 +30,8 @@ pub enum DirectTrouble {
     Detour(String),
     /// No file is taken, for this reason.
     RefuseFiles(String),
+    /// Every file from the `n`th on (from 0) is refused.
+    RefuseFilesFrom(u64),
     /// Every read from the `n`th on (from 0) writes half of its bytes, and rubbish, and fails.
     FailFrom(u64),
     /// Every read from the `n`th on meets the end of the file.
@@ -44,6 +46,7 @@ struct Shared {
     lazy: LazyDevice,
     troubles: Vec<DirectTrouble>,
     reads: AtomicU64,
+    registered: AtomicU64,
     open_files: AtomicU64,
 }
 
@@ -51,8 +54,9 @@ impl DirectDevice {
     /// A device whose polls follow `seed`, with these troubles.
     pub fn new(seed: u64, troubles: Vec<DirectTrouble>) -> DirectDevice {
         let lazy = LazyDevice::new(seed);
-        let (reads, open_files) = (AtomicU64::new(0), AtomicU64::new(0));
-        DirectDevice { lazy: lazy.clone(), shared: Arc::new(Shared { lazy, troubles, reads, open_files }) }
+        let (reads, registered, open_files) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Shared { lazy: lazy.clone(), troubles, reads, registered, open_files };
+        DirectDevice { lazy, shared: Arc::new(shared) }
     }
 
     /// Reads that it was asked for so far.
@@ -114,9 +118,14 @@ struct FakeFile {
 
 impl DirectReads for FakeReads {
     fn register(&self, file: BorrowedFd<'_>, path: &Path) -> Result<Arc<dyn DirectFile>, String> {
+        let number = self.0.registered.fetch_add(1, Ordering::SeqCst);
         for trouble in &self.0.troubles {
-            if let DirectTrouble::RefuseFiles(why) = trouble {
-                return Err(format!("{}: {why}", path.display()));
+            match trouble {
+                DirectTrouble::RefuseFiles(why) => return Err(format!("{}: {why}", path.display())),
+                DirectTrouble::RefuseFilesFrom(first) if number >= *first => {
+                    return Err(format!("{}: file {number} is refused as planned", path.display()));
+                }
+                _ => {}
             }
         }
         let file = File::from(file.try_clone_to_owned().unwrap());

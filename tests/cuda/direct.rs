@@ -163,6 +163,30 @@ fn a_read_that_fails_is_made_by_way_of_the_host_and_noted_once() {
     });
 }
 
+/// More than the two halves of the block that bytes go through: each is emptied before it is filled again.
+#[test]
+fn bytes_that_are_written_from_the_host_arrive_under_every_schedule() {
+    watched(|| {
+        let bytes = Random::new(9).bytes((13 << 20) + 77);
+        for schedule in schedules(3) {
+            let rig = Rig::new(scheduled(schedule));
+            let range = 256..256 + bytes.len() as u64 + 5;
+            let arena = rig.device().alloc(range.end + 100).unwrap();
+            let (mut regions, written) = arena.carve(std::slice::from_ref(&range)).unwrap();
+            let mut region = regions.pop().unwrap();
+            region.write(0, &[1; 5]).unwrap();
+            region.write(5, &bytes).unwrap();
+            region.write(range.end - range.start, &[]).unwrap();
+            assert!(region.write(6, &bytes).is_err(), "one byte too many");
+            region.finish();
+            let mut back = vec![0; bytes.len() + 5];
+            written.view(range).unwrap().download(0..back.len() as u64, &mut back).unwrap();
+            assert!(back[..5] == [1; 5] && back[5..] == bytes, "{schedule:?}");
+            assert_eq!(rig.pageable_copies(), 0);
+        }
+    });
+}
+
 #[test]
 fn an_interruption_is_no_failure() {
     let plan = Plan { read_fault: Some((0, ReadFault::Interrupted)), ..Plan::default() };
