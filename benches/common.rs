@@ -3,6 +3,21 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vramp::device::{CudaDevice, Device};
+
+/// The first GPU, where there is one. Never the software driver of the tests: a number from it would be nobody's.
+#[allow(clippy::print_stderr)] // what is not measured is said
+pub(crate) fn gpu() -> Option<Arc<dyn Device>> {
+    let device = CudaDevice::first().ok().flatten()?;
+    let product = device.product().unwrap_or_default();
+    if product.contains("test double") {
+        eprintln!("refused: {product} is no GPU; nothing is measured on it");
+        return None;
+    }
+    Some(Arc::new(device))
+}
 
 /// A header of `count` BF16 tensors of `elements` elements each, as a writer of large models lays it out.
 pub(crate) fn header(count: usize, elements: usize) -> String {

@@ -17,7 +17,8 @@ fn loads(criterion: &mut Criterion) {
         let folder = tempfile::tempdir().unwrap();
         let path = common::write(folder.path(), count, elements);
         group.sample_size(10).throughput(Throughput::Bytes((count * elements * 2) as u64));
-        for device in [Arc::new(CpuDevice::new()) as Arc<dyn Device>, Arc::new(NullDevice::new())] {
+        let hosts = [Arc::new(CpuDevice::new()) as Arc<dyn Device>, Arc::new(NullDevice::new())];
+        for device in hosts.into_iter().chain(common::gpu()) {
             for cold in [true, false] {
                 let state = if cold { "cold" } else { "warm" };
                 let options = Options { device: Arc::clone(&device), ..Options::default() };

@@ -232,7 +232,7 @@ fn by_chunks(source: &[u8], from: Float, target: &mut [u8], to: Float, mut scale
             scales.each(values, elements::multiply);
         }
         elements::encode(values, to, target);
-        if elements::any_infinite(target, to) {
+        if elements::any_not_finite(target, to) {
             overflowed += count_overflows(source, from, target, to, scales);
         }
         if let Some(scales) = &mut scales {
@@ -242,7 +242,7 @@ fn by_chunks(source: &[u8], from: Float, target: &mut [u8], to: Float, mut scale
     overflowed
 }
 
-/// Which of a chunk's infinite results came from finite elements and finite scales. Rarely called, so plainly written.
+/// How many of a chunk's infinite results came from finite elements and finite scales. Rarely called, so plainly written.
 fn count_overflows(source: &[u8], from: Float, target: &[u8], to: Float, scales: Option<Scales<'_>>) -> u64 {
     let mut factors = [1.0; CHUNK];
     if let Some(scales) = scales {

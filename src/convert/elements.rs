@@ -97,23 +97,28 @@ pub(super) fn e8m0(bits: u8) -> f32 {
     }
 }
 
-/// Whether any element of a target format is infinite.
-pub(super) fn any_infinite(target: &[u8], to: Float) -> bool {
-    // Folded without an early end, which the compiler vectorises.
+/// Whether any element of a target format is infinite or NaN.
+pub(super) fn any_not_finite(target: &[u8], to: Float) -> bool {
+    // Added to a magnitude, the difference of 2^15 (2^31) and infinity carries into the sign bit from infinity on. Collected
+    // without a branch, which the compiler vectorises.
     match to {
-        Float::F16 => any(target, |bytes| u16::from_le_bytes(bytes) & 0x7fff == 0x7c00),
-        Float::BF16 => any(target, |bytes| u16::from_le_bytes(bytes) & 0x7fff == 0x7f80),
-        _ => any(target, |bytes| u32::from_le_bytes(bytes) & 0x7fff_ffff == 0x7f80_0000),
+        Float::F16 | Float::BF16 => {
+            let carry = if to == Float::F16 { 0x8000 - 0x7c00 } else { 0x8000 - 0x7f80 };
+            let elements = target.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+            elements.fold(0, |seen, bits| seen | ((bits & 0x7fff) + carry)) & 0x8000 != 0
+        }
+        _ => {
+            let elements = target.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+            elements.fold(0, |seen, bits| seen | ((bits & 0x7fff_ffff) + 0x80_0000)) & 0x8000_0000 != 0
+        }
     }
-}
-
-fn any<const N: usize>(target: &[u8], one: impl Fn([u8; N]) -> bool) -> bool {
-    target.as_chunks::<N>().0.iter().fold(false, |found, bytes| found | one(*bytes))
 }
 
 /// Whether one element of a target format is infinite.
 pub(super) fn is_infinite(element: &[u8], to: Float) -> bool {
-    any_infinite(element, to)
+    let mut value = [0.0];
+    decode(element, to, to, &mut value);
+    value[0].is_infinite()
 }
 
 /// Whether one element of any format is finite.
@@ -132,12 +137,13 @@ fn widen_bf16(bits: u16) -> f32 {
 }
 
 /// Adding half of the last place, less one if the result would be even, rounds; a carry into the exponent is right.
-#[allow(clippy::cast_possible_truncation)] // both values fit
-fn narrow_bf16(bits: u32) -> u16 {
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet = bits >> 16 | 0x40;
+#[allow(clippy::cast_possible_truncation)] // the shift has left 16 bits
+fn narrow_bf16(bits: u32) -> i16 {
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    (if is_nan { quiet } else { rounded }) as u16
+    let kept = if is_nan { bits | 0x40_0000 } else { rounded };
+    // With the sign, since that is how processors pack vectors.
+    (kept.cast_signed() >> 16) as i16
 }
 
 /// `half` knows the processor's instructions for F16, but wants aligned elements.

@@ -201,6 +201,9 @@ impl Drop for Double {
 fn loaded() -> Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     *LIBRARY.get_or_init(|| {
+        // SAFETY: only asks whether a library of that soname is loaded.
+        let before = unsafe { libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        assert!(before.is_null(), "a CUDA driver was opened before the double; cudarc would go on using it");
         let path = Double::library();
         let name = CString::new(path.as_os_str().as_bytes()).expect("a path has no NUL");
         // SAFETY: the library's initialisers are Rust's own. Global, so that its soname answers for `libcuda.so`.

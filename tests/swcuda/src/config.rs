@@ -102,6 +102,10 @@ impl Config {
 
     /// The same as environment variables, for a child process. [`Config::visible_devices`] becomes
     /// `CUDA_VISIBLE_DEVICES`, which the child's driver reads by itself.
+    ///
+    /// Beside these a child reads `SWCUDA_FAULTS` (faults as [`Fault`](crate::Fault) prints them, with commas between),
+    /// `SWCUDA_REPORT` (a file for its last words: the reports, then lines `stat NAME VALUE`) and `SWCUDA_QUIET` (`1`: it
+    /// does not say at `cuInit` what it is).
     pub fn environment(&self) -> Vec<(String, String)> {
         let text = self.to_text();
         let pairs = text.lines().filter_map(|line| line.split_once('='));

@@ -3,9 +3,13 @@
 //! A copy's end is computed from when it could have begun, not from when its thread woke up, so that the delays of a
 //! loaded machine do not add up. This file moves no bytes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::stats::EngineStats;
+
+/// Set while a reset waits for the threads: nobody needs their copies to take their time any more.
+pub(crate) static HURRY: AtomicBool = AtomicBool::new(false);
 
 /// One direction of one device, or both where a device has one engine.
 #[derive(Debug, Default)]
@@ -55,13 +59,14 @@ pub(crate) fn length(rate: Option<f64>, latency: Duration, bytes: u64) -> Option
 /// Waits until `end`: sleeps, then spins for the last part that sleeping cannot hit.
 pub(crate) fn sleep_until(end: Instant) {
     const SPIN: Duration = Duration::from_micros(60);
+    const LONGEST: Duration = Duration::from_millis(5);
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() || HURRY.load(Ordering::Relaxed) {
             return;
         }
         match left > SPIN {
-            true => std::thread::sleep(left - SPIN),
+            true => std::thread::sleep((left - SPIN).min(LONGEST)),
             false => std::hint::spin_loop(),
         }
     }

@@ -1,7 +1,8 @@
 //! Does the work of operations, on their streams' threads, without the lock while bytes move.
 //!
 //! Once a device has a sticky error nothing on it is done any more, only marked as over. What is checked here is what
-//! only the moment of execution can tell: whether the source has changed, and whether what is read was written.
+//! only the moment of execution can tell: whether the source has changed, and whether what is read was written. A thread
+//! that a reset could not wait for finds another epoch when it takes the lock again, and leaves everything as it is.
 
 use std::ffi::c_void;
 use std::time::Instant;
@@ -153,6 +154,7 @@ fn move_rows(
         state.check_written(&copy.source_footprint(), &operation.label);
     }
     pages.iter().for_each(|&page| state.hold_pages(page));
+    let epoch = state.epoch;
     let booking = state.book(device, copy, ready);
     if let Some((start, end)) = booking {
         // Now, while copies come in the order of their engine: they may wake up in another.
@@ -170,6 +172,9 @@ fn move_rows(
     let end = booking.map_or_else(Instant::now, |(_, end)| end);
     engine::sleep_until(end);
     let mut state = state::lock();
+    if state.epoch != epoch {
+        return (state, end);
+    }
     if let Some(offset) = changed {
         let text = format!(
             "{} from {:#x} on stream {id}: the host wrote to the source, first at byte {offset}, while the copy was \
@@ -257,12 +262,16 @@ unsafe fn repeat(target: *mut u8, bytes: usize, pattern: [u8; 4]) {
 }
 
 fn call_host(state: Guard, call: &HostCall) -> Guard {
+    let epoch = state.epoch;
     drop(state);
     IN_CALLBACK.set(true);
     // SAFETY: the program gave the function and its argument for this.
     unsafe { (call.function)(call.argument as *mut c_void) };
     IN_CALLBACK.set(false);
     let mut state = state::lock();
+    if state.epoch != epoch {
+        return state;
+    }
     state.host_functions = state.host_functions.saturating_sub(1);
     state
 }

@@ -142,6 +142,7 @@ pub(crate) fn execute(state: Guard, id: StreamId, device: usize, operation: &Ope
         Order::Reverse => ptx::Order::Reverse,
     };
     let mut memory = Memory { alias: state.space.alias(), device, held: Vec::new() };
+    let epoch = state.epoch;
     drop(state);
     let kernel = &run.module.kernels()[run.index];
     let launch = ptx::Launch {
@@ -153,6 +154,9 @@ pub(crate) fn execute(state: Guard, id: StreamId, device: usize, operation: &Ope
     };
     let outcome = ptx::run(kernel, &launch, &mut memory);
     let mut state = state::lock();
+    if state.epoch != epoch {
+        return state;
+    }
     match outcome {
         Ok(touched) => state.log_kernel(id, operation, touched),
         Err(trap) => {

@@ -3,9 +3,11 @@
 //! A reset waits for what is in the middle of its work and abandons the rest; it never waits for ever.
 
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::engine::HURRY;
 use crate::report::Kind;
 use crate::state::{self, Guard, State};
 use crate::stats::Live;
@@ -70,6 +72,7 @@ pub(crate) fn settle(mut state: Guard) -> (Guard, bool) {
 /// Begins a new life with `config`: nothing of the old one is left, and its handles and addresses are never used again.
 pub(crate) fn reset(mut state: Guard, config: Config) {
     state.draining = true;
+    HURRY.store(true, Ordering::Relaxed);
     state.streams.values_mut().for_each(|stream| stream.destroyed = true);
     state::notify();
     let until = Instant::now() + PATIENCE;
@@ -83,6 +86,7 @@ pub(crate) fn reset(mut state: Guard, config: Config) {
     let next = State::new(config, state.space.reborn(), state.handles.reborn(), state.epoch + 1);
     // Pinned memory that a failed test has not freed stays mapped: a thread of it may still read there.
     *state = next;
+    HURRY.store(false, Ordering::Relaxed);
     state::notify();
 }
 

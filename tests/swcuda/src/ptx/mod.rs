@@ -1,7 +1,7 @@
 //! Runs PTX text on the CPU: the very text that ships, one CUDA thread at a time, every access checked.
 //!
-//! [`Module::parse`] reads the text into decoded instructions (`text` finds the statements, `parse` the declarations,
-//! `instruction` decodes); [`run`] executes a launch (`execute` one thread to its next stop, `warp` blocks with their barriers
+//! [`Module::parse`] reads the text into instructions (`text` finds the statements, `parse` the declarations, `decode` makes
+//! `instruction`s); [`run`] executes a launch (`execute` one thread to its next stop, `warp` blocks with their barriers
 //! and shuffles, `memory` the checks).
 //!
 //! What it has that a GPU has not: bounds to the byte, alignment, a record of the bytes that were touched, a choice of the
@@ -14,6 +14,7 @@
 use std::fmt;
 use std::ops::Range;
 
+mod decode;
 mod execute;
 mod instruction;
 mod memory;

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::instruction::{self, Address, Operation, Type};
+use super::decode::decode;
+use super::instruction::{Address, Instruction, Operation, Type};
 use super::text::{Cursor, Piece, operands, without_comments};
 use super::{Kernel, Module, Parameter, Registers, Special, Statement};
 
@@ -78,7 +79,7 @@ fn performance(text: &str) -> Result<Option<u32>, String> {
     Ok(most)
 }
 
-type Body = (Vec<instruction::Instruction>, Vec<Statement>);
+type Body = (Vec<Instruction>, Vec<Statement>);
 
 fn body(cursor: &mut Cursor<'_>, names: &mut Names) -> Result<Body, String> {
     let (mut code, mut statements) = (Vec::new(), Vec::new());
@@ -97,7 +98,7 @@ fn body(cursor: &mut Cursor<'_>, names: &mut Names) -> Result<Body, String> {
                     continue;
                 }
                 let statement = index(statements.len())?;
-                let (decoded, label) = instruction::decode(text, statement, names).map_err(located)?;
+                let (decoded, label) = decode(text, statement, names).map_err(located)?;
                 branches.extend(label.map(|label| (code.len(), label, line)));
                 code.push(decoded);
                 statements.push(Statement { line, text: text.split_whitespace().collect::<Vec<_>>().join(" ") });
@@ -107,7 +108,7 @@ fn body(cursor: &mut Cursor<'_>, names: &mut Names) -> Result<Body, String> {
     // Control that runs off the end has returned.
     let statement = index(statements.len())?;
     statements.push(Statement { line: cursor.line(), text: "}".into() });
-    code.push(instruction::Instruction { guard: None, operation: Operation::Exit, statement });
+    code.push(Instruction { guard: None, operation: Operation::Exit, statement });
     for (at, label, line) in branches {
         let target =
             labels.get(label).ok_or_else(|| format!("PTX line {line}: there is no such label: `bra {label}`"))?;
