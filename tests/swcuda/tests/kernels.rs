@@ -153,6 +153,22 @@ fn kernels_race_byte_by_byte() {
 }
 
 #[test]
+fn what_the_host_waited_for_stays_in_order_while_a_kernel_is_pending() {
+    for schedule in [Schedule::Eager, Schedule::Lazy] {
+        let reports = observe(Config::default().schedule(schedule), |_, function, [a, b], [first, second]| {
+            let other = alloc(BYTES);
+            launch(function, first, second, COUNT, a).unwrap();
+            call!(cuMemsetD8Async(other, 1, BYTES, b)).unwrap();
+            call!(cuStreamSynchronize(b)).unwrap();
+            call!(cuMemsetD8Async(other, 2, BYTES, a)).unwrap();
+            call!(cuStreamSynchronize(a)).unwrap();
+            free(other);
+        });
+        assert!(reports.is_empty(), "{schedule:?}: {reports:?}");
+    }
+}
+
+#[test]
 fn a_kernel_may_not_read_what_nobody_wrote() {
     if !is_here() {
         return;
