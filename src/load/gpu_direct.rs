@@ -1,7 +1,8 @@
 //! Which files of a load the device reads itself: those that it takes, where that was asked for; where nobody chose, those of
 //! the file systems on which a trial shows that it pays.
 //!
-//! The trial is two small loads by the loop itself, of the same cold bytes into the same device: one by way of the host, one past it.
+//! The trial is two small loads by the loop itself, of the same cold bytes into the same device: one by way of the host, one
+//! past it.
 //! What came out stands in the report either way. What a device says once is remembered for the life of the loader. Nothing
 //! here reads a file, and no device is known by name.
 

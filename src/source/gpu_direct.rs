@@ -1,8 +1,9 @@
 //! Files that a device reads itself, past the host ([`Route::GpuDirect`]), and the way by the host for when it does not.
 //!
-//! The first refusal in the middle of a load, of a file or of a read, is noted with its reason, and the rest of the load goes by way
-//! of the host: read into a buffer by the file's direct route, and written to the region. What is wrong with the file itself stays an error, in the
-//! words of the ordinary route. Nothing here knows what a device is made of, or decides which files are read so.
+//! The first refusal in the middle of a load, of a file or of a read, is noted with its reason, and the rest of the load goes by
+//! way of the host: read into a buffer by the file's direct route, and written to the region. What is wrong with the file itself
+//! stays an error, in the words of the ordinary route. Nothing here knows what a device is made of, or decides which files are
+//! read so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

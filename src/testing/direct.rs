@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::staging::StagingPool;
 
-/// A [`LazyDevice`] that reads files itself. Files need a descriptor ([`MemoryFile::with_descriptor`](super::MemoryFile::with_descriptor)).
+/// A [`LazyDevice`] that reads files itself. Files need a descriptor
+/// ([`MemoryFile::with_descriptor`](super::MemoryFile::with_descriptor)).
 #[derive(Clone)]
 pub struct DirectDevice {
     lazy: LazyDevice,
