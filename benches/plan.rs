@@ -20,7 +20,7 @@ fn wanted(count: u64, bytes: u64) -> Vec<Wanted> {
 fn facts(bytes: u64) -> ShardFacts {
     let cached = Limits { align: 1, memory_align: 1, max_read: 4 << 20, gap: 64 << 10, depth: 4 };
     let direct = Some(Limits { align: 512, memory_align: 512, ..cached });
-    ShardFacts { bytes, residency: Residency::none(bytes), direct, cached, mappable: true }
+    ShardFacts { bytes, residency: Residency::none(bytes), direct, gpu_direct: None, cached, mappable: true }
 }
 
 fn planning(criterion: &mut Criterion) {

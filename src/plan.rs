@@ -6,11 +6,12 @@
 //! How it decides:
 //! 1. *Placement.* Where reads may land in the arena, neighbouring tensors of a file keep their distance (a *segment*), and
 //!    a segment keeps the file's residue modulo the direct-I/O block, so that `O_DIRECT` writes it in place. Elsewhere
-//!    tensors are packed at the device's alignment.
+//!    tensors are packed at the device's alignment, unless the device reads the file itself: then segments keep the file's
+//!    residue where the alignment allows it.
 //!    A caller may also say where each tensor goes: in memory that it has already.
 //! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie
 //!    misaligned, tensors to be converted, crumbs) is read into staging buffers, near extents merged, and copied or
-//!    converted piece by piece.
+//!    converted piece by piece. Of a segment that the device reads itself the whole blocks go so; the rest is staged.
 //! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
 
 use std::fmt;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use crate::device::{BlockScale, Cast, DeviceLimits, MAX_PIECES, Piece};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::extent::{ShardIndex, Strided, align_down, align_up, congruent_up};
+use crate::extent::{Extent, ShardIndex, Strided, align_down, align_up, congruent_up};
 use crate::host;
 use crate::source::{Limits, Residency, Route};
 
@@ -85,6 +86,8 @@ pub struct ShardFacts {
     pub residency: Residency,
     /// Limits of direct reads; `None` where the file cannot be read so.
     pub direct: Option<Limits>,
+    /// Limits of reads that the device makes itself; `None` where it does not, or where that does not pay.
+    pub gpu_direct: Option<Limits>,
     /// Limits of reads through the page cache.
     pub cached: Limits,
     /// Whether the file may be mapped.
@@ -95,7 +98,7 @@ impl ShardFacts {
     /// A file that nothing is read from.
     pub fn untouched(bytes: u64) -> ShardFacts {
         let cached = Limits { align: 1, memory_align: 1, max_read: 1, gap: 0, depth: 1 };
-        ShardFacts { bytes, residency: Residency::none(bytes), direct: None, cached, mappable: false }
+        ShardFacts { bytes, residency: Residency::none(bytes), direct: None, gpu_direct: None, cached, mappable: false }
     }
 
     /// Whether anything may be read from the file.
@@ -117,6 +120,8 @@ pub enum RouteChoice {
     Buffered,
     /// Through the page cache, out of a mapping.
     Mapped,
+    /// By the device itself, past the host, wherever it can; the rest by what is in the page cache.
+    GpuDirect,
 }
 
 /// What the caller of [`plan`] chooses.
@@ -275,15 +280,24 @@ impl LoadPlan {
 pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
     let layout = match device.host_visible {
         _ if wanted.iter().any(|tensor| tensor.place.is_some()) => place_as_told(wanted)?,
-        true => place_in_segments(wanted, shards, device)?,
-        false => place_packed(wanted, device)?,
+        false if !shards.iter().any(|facts| landing_limits(facts, device, options).is_some()) => {
+            place_packed(wanted, device)?
+        }
+        _ => place_in_segments(wanted, shards, device, options)?,
     };
-    let mut transfers = Vec::new();
+    let (mut transfers, mut loose) = (Vec::new(), layout.loose);
     for segment in &layout.segments {
-        cut_segment(segment, facts(shards, segment.shard)?, options, &mut transfers);
+        let facts = facts(shards, segment.shard)?;
+        match landing_limits(facts, device, options) {
+            Some(limits) if !device.host_visible => {
+                cut_past_the_host(segment, facts, limits, options, &mut transfers, &mut loose);
+            }
+            _ => cut_segment(segment, facts, options, &mut transfers),
+        }
     }
+    loose.sort_by_key(|item| (item.runs.shard, item.runs.offset)); // nearly sorted already
     let mut batches = Batches { shards, options, transfers, open: None };
-    for item in layout.loose {
+    for item in loose {
         batches.add(item)?;
     }
     let mut transfers = batches.finish();
@@ -305,6 +319,16 @@ struct Segment {
     arena: u64,
     /// Whether direct reads can land in it.
     direct: bool,
+}
+
+impl Segment {
+    /// A range of its file, to be read through a staging buffer.
+    fn item(&self, range: Range<u64>) -> Option<Item> {
+        let extent = Extent { shard: self.shard, offset: range.start, len: range.end - range.start };
+        // Nothing is converted here, so no tensor has to be known.
+        let to = Destination { tensor: 0, arena: self.arena + (range.start - self.file.start), cast: None };
+        (!range.is_empty()).then(|| Item { runs: Strided::contiguous(extent, 0), to })
+    }
 }
 
 /// Runs of a tensor that are read through a staging buffer.
@@ -351,6 +375,16 @@ struct Layout {
     places: Vec<u64>,
     segments: Vec<Segment>,
     loose: Vec<Item>,
+}
+
+/// What reads of the file that land in the arena itself want: the direct ones of the host where it can address the arena, else
+/// those that the device makes.
+fn landing_limits(facts: &ShardFacts, device: DeviceLimits, options: PlanOptions) -> Option<Limits> {
+    match options.route {
+        _ if device.host_visible => facts.direct,
+        RouteChoice::Auto | RouteChoice::GpuDirect => facts.gpu_direct,
+        RouteChoice::Direct | RouteChoice::Buffered | RouteChoice::Mapped => None,
+    }
 }
 
 fn facts(shards: &[ShardFacts], shard: ShardIndex) -> Result<&ShardFacts> {
@@ -434,21 +468,31 @@ fn in_file_order(wanted: &[Wanted]) -> Vec<usize> {
 }
 
 /// Tensors that are one run each, grouped so that each group can keep the file's distances; the rest apart.
-fn place_in_segments(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits) -> Result<Layout> {
+fn place_in_segments(
+    wanted: &[Wanted],
+    shards: &[ShardFacts],
+    device: DeviceLimits,
+    options: PlanOptions,
+) -> Result<Layout> {
     let places = vec![0; wanted.len()];
     let mut layout = Layout { arena_bytes: 0, places, segments: Vec::new(), loose: Vec::new() };
     let mut group: Option<Group> = None;
     let mut apart = Vec::new();
     for index in in_file_order(wanted) {
         let tensor = &wanted[index];
-        let Some(member) = Member::of(index, tensor, device) else {
+        let member = Member::of(index, tensor, device);
+        let limits = match &member {
+            Some(member) => landing_limits(facts(shards, member.shard)?, device, options),
+            None => None,
+        };
+        let Some(member) = member.filter(|_| device.host_visible || limits.is_some()) else {
             apart.push(index);
             continue;
         };
         match &mut group {
             Some(open) if open.takes(&member) => open.push(member),
             open => {
-                let fresh = Group::start(member, facts(shards, tensor.runs[0].shard)?);
+                let fresh = Group::start(member, limits);
                 if let Some(full) = open.replace(fresh) {
                     full.settle(wanted, &mut layout)?;
                 }
@@ -510,17 +554,17 @@ struct Group {
 impl Group {
     /// Chooses the residue of the first member: the file's own, where every alignment that is asked for allows it. A copy
     /// out of the page cache is then as fast as it can be (source and target lie alike in their pages), and a direct read
-    /// can land in place. Else the address that the alignment wants, which direct reads cannot use.
-    fn start(first: Member, facts: &ShardFacts) -> Group {
+    /// can land in place. Else the address that the alignment wants, which direct reads cannot use if they want more.
+    fn start(first: Member, limits: Option<Limits>) -> Group {
         let (offset, end) = (first.offset, first.end());
-        let congruence = facts.direct.map_or(PAGE_BYTES, |limits| limits.memory_align.max(PAGE_BYTES));
+        let congruence = limits.map_or(PAGE_BYTES, |limits| limits.memory_align.max(PAGE_BYTES));
         let keeps_residue = offset.is_multiple_of(first.align.min(congruence));
         let (residue, modulus) = match keeps_residue {
             true if first.align > congruence => (0, first.align),
             true => (offset % congruence, congruence),
             false => (0, first.align.max(SHIFTED_ALIGN)),
         };
-        Group { members: vec![first], residue, modulus, direct: keeps_residue && facts.direct.is_some(), end }
+        Group { members: vec![first], residue, modulus, direct: keeps_residue && limits.is_some(), end }
     }
 
     fn takes(&self, member: &Member) -> bool {
@@ -568,10 +612,15 @@ fn route_of(range: Range<u64>, facts: &ShardFacts, choice: RouteChoice) -> Route
         RouteChoice::Mapped if facts.mappable => Route::Mapped,
         RouteChoice::Mapped => Route::Buffered,
         RouteChoice::Direct => facts.direct.map_or_else(through_cache, |_| Route::Direct),
-        RouteChoice::Auto if facts.direct.is_none() => through_cache(),
-        RouteChoice::Auto if facts.residency.share(range) >= WARM_SHARE => through_cache(),
-        RouteChoice::Auto => Route::Direct,
+        RouteChoice::Auto | RouteChoice::GpuDirect => match facts.direct {
+            Some(_) if !is_warm(range, facts) => Route::Direct,
+            _ => through_cache(),
+        },
     }
+}
+
+fn is_warm(range: Range<u64>, facts: &ShardFacts) -> bool {
+    facts.residency.share(range) >= WARM_SHARE
 }
 
 fn limits_of(route: Route, facts: &ShardFacts) -> Limits {
@@ -612,6 +661,39 @@ fn cut_segment(segment: &Segment, facts: &ShardFacts, options: PlanOptions, tran
         });
         offset = end;
     }
+}
+
+/// Cuts a segment that the device reads itself: whole blocks of the file land in place; what is before the first and after the
+/// last, and, where the choice is ours, what is in the page cache already, goes through staging.
+fn cut_past_the_host(
+    segment: &Segment,
+    facts: &ShardFacts,
+    limits: Limits,
+    options: PlanOptions,
+    transfers: &mut Vec<Transfer>,
+    loose: &mut Vec<Item>,
+) {
+    let (shard, file) = (segment.shard, segment.file.clone());
+    let mut stage = |range: Range<u64>| loose.extend(segment.item(range));
+    let middle = align_up(file.start, limits.align)..align_down(file.end, limits.align);
+    let lands = segment.arena.abs_diff(file.start).is_multiple_of(limits.memory_align);
+    if !lands || middle.end < middle.start.saturating_add(SMALL_SEGMENT_BYTES) {
+        return stage(file);
+    }
+    stage(file.start..middle.start);
+    let longest = align_down(limits.max_read, limits.align).max(limits.align);
+    let mut offset = middle.start;
+    while offset < middle.end {
+        let end = offset.saturating_add(longest).min(middle.end);
+        if options.route == RouteChoice::Auto && is_warm(offset..end, facts) {
+            stage(offset..end);
+        } else {
+            let landing = Landing::InPlace { arena: segment.arena + (offset - file.start) };
+            transfers.push(Transfer { shard, offset, len: end - offset, route: Route::GpuDirect, landing });
+        }
+        offset = end;
+    }
+    stage(middle.end..file.end);
 }
 
 /// The longest range of a file that one staging buffer takes, whatever its alignment.
@@ -783,7 +865,7 @@ impl fmt::Display for LoadPlan {
             self.arena_bytes
         )?;
         writeln!(f, "{total} reads of {} bytes: {} in place, {staged} staged", self.read_bytes(), total - staged)?;
-        for route in [Route::Direct, Route::Buffered, Route::Mapped] {
+        for route in [Route::Direct, Route::Buffered, Route::Mapped, Route::GpuDirect] {
             let bytes = self.route_bytes(route);
             if bytes > 0 {
                 writeln!(f, "  {route:?}: {bytes} bytes")?;

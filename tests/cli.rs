@@ -218,7 +218,8 @@ fn every_route_gives_the_same_digests() {
         (said.json()["tensors"].clone(), said.json()["report"]["routes"]["view"].clone())
     };
     let (auto, _) = digests("auto");
-    for route in ["direct", "buffered", "mapped"] {
+    // On a machine without a GPU, gpu-direct is the ordinary route, and the report says why.
+    for route in ["direct", "buffered", "mapped", "gpu-direct"] {
         assert_eq!(digests(route), (auto.clone(), json!(0)), "{route}");
     }
     assert_eq!(digests("view"), (auto, json!(40)));
@@ -353,6 +354,9 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["load", &path, "--device", "cuda:GPU-none"], 5, "device"),
         (&["load", &path, "--device", "null", "--checksums"], 2, "usage"),
         (&["load", &path, "--device", "null", "--dtype", "f16"], 2, "usage"),
+        (&["load", &path, "--route", "gpu-direct", "--device", "cpu"], 2, "usage"),
+        (&["load", &path, "--route", "gpu-direct", "--device", "null"], 2, "usage"),
+        (&["load", &path, "--route", "gpu-direct", "--align", "64"], 2, "usage"),
         (&["load", &path, "--route", "view", "--dtype", "f16"], 2, "usage"),
         (&["load", &path, "--route", "view", "--checksums"], 2, "usage"),
         (&["load", &path, "--dtype", "f64"], 2, "usage"),

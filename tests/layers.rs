@@ -108,6 +108,7 @@ fn unsafe_code_lives_only_in_its_rooms() {
         "os.rs",
         "staging.rs",
         "device/region.rs",
+        "device/cuda/cufile.rs",
         "device/cuda/driver.rs",
         "device/cuda/gpu.rs",
         "device/cuda/handles.rs",

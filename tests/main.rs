@@ -7,6 +7,7 @@ mod cli;
 mod cuda;
 mod device;
 mod files;
+mod gpu_direct;
 mod kernels;
 mod layers;
 mod load;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use vramp::device::DeviceLimits;
 use vramp::dtype::Dtype;
 use vramp::extent::{Extent, Strided};
-use vramp::plan::{Landing, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted, plan};
+use vramp::plan::{Landing, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Transfer, Wanted, plan};
 use vramp::source::{Limits, Residency, Route};
 
 #[derive(Debug, Clone)]
@@ -86,9 +86,27 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         }
         match &transfer.landing {
             Landing::Staged { .. } => prop_assert!(transfer.len <= case.options.buffer_bytes),
-            Landing::InPlace { .. } => prop_assert!(case.device.host_visible),
+            Landing::InPlace { .. } => prop_assert!(case.device.host_visible || transfer.route == Route::GpuDirect),
+        }
+        if transfer.route == Route::GpuDirect {
+            check_gpu_direct(case, transfer)?;
         }
     }
+    Ok(())
+}
+
+/// A read that the device makes itself is whole blocks of a file that it takes, lands where it can, and was not ruled out.
+fn check_gpu_direct(case: &Case, transfer: &Transfer) -> Result<(), TestCaseError> {
+    let facts = &case.facts[transfer.shard as usize];
+    let limits = facts.gpu_direct.unwrap();
+    prop_assert!(!case.device.host_visible);
+    prop_assert!(matches!(case.options.route, RouteChoice::Auto | RouteChoice::GpuDirect));
+    prop_assert!(transfer.offset.is_multiple_of(limits.align) && transfer.len.is_multiple_of(limits.align));
+    prop_assert!(transfer.len <= limits.max_read);
+    let Landing::InPlace { arena } = transfer.landing else { panic!("a staged read by the device") };
+    prop_assert_eq!(arena % limits.memory_align, transfer.offset % limits.memory_align);
+    let warm = facts.residency.share(transfer.range()) >= 0.6;
+    prop_assert!(!warm || case.options.route == RouteChoice::GpuDirect, "warm bytes past the host, unasked");
     Ok(())
 }
 
@@ -124,6 +142,12 @@ fn limits(direct: bool) -> impl Strategy<Value = Option<Limits>> {
     if direct { some.boxed() } else { prop_oneof![Just(None), some].boxed() }
 }
 
+fn gpu_limits() -> impl Strategy<Value = Option<Limits>> {
+    let some = (prop::sample::select(vec![1u64, 512, 4096]), prop::sample::select(vec![64u64 << 10, 16 << 20]))
+        .prop_map(|(memory_align, max_read)| Some(Limits { align: 4096, memory_align, max_read, gap: 0, depth: 8 }));
+    prop_oneof![Just(None), some.clone(), some]
+}
+
 fn residency(bytes: u64) -> impl Strategy<Value = Residency> {
     let granule = 64 << 10;
     let granules = prop::collection::vec(any::<bool>(), bytes.div_ceil(granule) as usize);
@@ -148,9 +172,10 @@ fn file(shard: u32) -> impl Strategy<Value = (Vec<u8>, ShardFacts, Vec<Wanted>)>
         }
         let mut bytes: Vec<u8> = Vec::with_capacity(offset as usize);
         bytes.extend((0..offset).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ shard as u8));
-        let facts = (limits(false), residency(offset), any::<bool>()).prop_map(move |(direct, residency, mappable)| {
+        let facts = (limits(false), gpu_limits(), residency(offset), any::<bool>());
+        let facts = facts.prop_map(move |(direct, gpu_direct, residency, mappable)| {
             let cached = Limits { align: 1, memory_align: 1, max_read: 256 << 10, gap: 4096, depth: 4 };
-            ShardFacts { bytes: offset, residency, direct, cached, mappable }
+            ShardFacts { bytes: offset, residency, direct, gpu_direct, cached, mappable }
         });
         (Just(bytes), facts, Just(wanted))
     })
@@ -185,6 +210,8 @@ fn case() -> impl Strategy<Value = Case> {
         RouteChoice::Direct,
         RouteChoice::Buffered,
         RouteChoice::Mapped,
+        RouteChoice::GpuDirect,
+        RouteChoice::GpuDirect,
     ]);
     let buffer = prop::sample::select(vec![16u64 << 10, 64 << 10, 1 << 20]);
     (
@@ -251,7 +278,7 @@ fn whole(name: &str, dtype: Dtype, offset: u64, len: u64) -> Wanted {
 fn local(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
     let cached = Limits { align: 1, memory_align: 1, max_read: 4 << 20, gap: 64 << 10, depth: 4 };
     let direct = Some(Limits { align: 512, memory_align, max_read: 4 << 20, gap: 64 << 10, depth: 4 });
-    ShardFacts { bytes, residency, direct, cached, mappable: true }
+    ShardFacts { bytes, residency, direct, gpu_direct: None, cached, mappable: true }
 }
 
 const CPU: DeviceLimits = DeviceLimits { host_visible: true, keeps: true, align: 1, staging: (1, 1 << 20) };
@@ -344,4 +371,54 @@ fn a_staging_buffer_below_two_blocks_is_refused_with_both_numbers() {
     let tensors = [whole("a", Dtype::F64, 1001, 4096)];
     let error = plan(&tensors, &facts, CPU, PlanOptions { buffer_bytes: 512, ..AUTO }).unwrap_err().to_string();
     assert!(error.contains("1024") && error.contains("512") && error.contains("--staging"), "{error}");
+}
+
+const GPU: DeviceLimits = DeviceLimits { host_visible: false, keeps: true, align: 256, staging: (1, 1 << 20) };
+const PAST_HOST: PlanOptions = PlanOptions { route: RouteChoice::GpuDirect, buffer_bytes: 4 << 20 };
+
+fn readable(memory_align: u64, residency: Residency, bytes: u64) -> ShardFacts {
+    let gpu_direct = Some(Limits { align: 4096, memory_align, max_read: 16 << 20, gap: 0, depth: 8 });
+    ShardFacts { gpu_direct, ..local(512, residency, bytes) }
+}
+
+#[test]
+fn a_device_that_reads_itself_gets_all_whole_blocks_and_the_ends_are_staged() {
+    let bytes = (64 << 20) + 1024;
+    let tensors = [whole("a", Dtype::BF16, 1024, 32 << 20), whole("b", Dtype::BF16, 1024 + (32 << 20), 32 << 20)];
+    let plan = plan(&tensors, &[readable(4096, Residency::all(bytes), bytes)], GPU, PAST_HOST).unwrap();
+    let past_host: Vec<_> = plan.transfers.iter().filter(|transfer| transfer.route == Route::GpuDirect).collect();
+    assert_eq!((past_host.len(), plan.staged()), (4, 2), "{plan}");
+    assert_eq!(plan.route_bytes(Route::GpuDirect), (64 << 20) - 4096, "all but 3072 bytes before and 1024 after");
+    assert_eq!((plan.placements[0].arena, plan.placements[1].arena), (1024, 1024 + (32 << 20)));
+}
+
+/// A header of any length puts tensors anywhere: they must not all be sent by way of the host for that.
+#[test]
+fn tensors_that_cannot_keep_their_residue_are_read_by_a_device_that_shifts_them_and_staged_for_one_that_does_not() {
+    let bytes = (8 << 20) + 1000;
+    let at = |memory_align| {
+        let facts = [readable(memory_align, Residency::none(bytes), bytes)];
+        let plan = plan(&[whole("a", Dtype::BF16, 1000, 8 << 20)], &facts, GPU, PAST_HOST).unwrap();
+        (plan.placements[0].arena % 256, plan.route_bytes(Route::GpuDirect))
+    };
+    assert_eq!((at(1), at(4096)), ((0, (8 << 20) - 4096), (0, 0)));
+}
+
+#[test]
+fn a_device_that_reads_itself_is_left_out_where_somebody_else_chose_or_the_bytes_are_in_memory() {
+    let bytes = 64 << 20;
+    let tensors = [whole("a", Dtype::BF16, 0, 64 << 20)];
+    let granules = (0..16u64).map(|i| if i < 8 { 4 << 20 } else { 0 }).collect();
+    let half = [readable(1, Residency::from_granules(bytes, 4 << 20, granules), bytes)];
+    let past_host = |device, route| {
+        let plan = plan(&tensors, &half, device, PlanOptions { route, ..PAST_HOST }).unwrap();
+        plan.route_bytes(Route::GpuDirect)
+    };
+    assert_eq!((past_host(GPU, RouteChoice::GpuDirect), past_host(GPU, RouteChoice::Auto)), (64 << 20, 32 << 20));
+    for route in [RouteChoice::Direct, RouteChoice::Buffered, RouteChoice::Mapped] {
+        assert_eq!(past_host(GPU, route), 0);
+    }
+    assert_eq!(past_host(CPU, RouteChoice::GpuDirect), 0, "the host can address it: there is nothing to go past");
+    let placed = [Wanted { place: Some(0), ..tensors[0].clone() }];
+    assert_eq!(plan(&placed, &half, GPU, PAST_HOST).unwrap().route_bytes(Route::GpuDirect), 0);
 }

@@ -322,6 +322,8 @@ pub(crate) enum RouteArg {
     Buffered,
     /// Through the page cache, out of a mapping.
     Mapped,
+    /// From the disk to the GPU, past the host (GPUDirect Storage), wherever cuFile can; the rest as by auto.
+    GpuDirect,
     /// No copy: tensors borrow a read-only mapping and are read when touched (device cpu).
     View,
 }

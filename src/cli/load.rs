@@ -159,13 +159,16 @@ fn route(route: RouteArg) -> RouteChoice {
         RouteArg::Direct => RouteChoice::Direct,
         RouteArg::Buffered => RouteChoice::Buffered,
         RouteArg::Mapped | RouteArg::View => RouteChoice::Mapped,
+        RouteArg::GpuDirect => RouteChoice::GpuDirect,
     }
 }
 
 /// Options that would do nothing, or cannot be had together.
 fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
     let view = args.transfer.route == RouteArg::View;
+    let gpu_direct = args.transfer.route == RouteArg::GpuDirect;
     let null = args.device.as_deref() == Some("null");
+    let host = null || args.device.as_deref() == Some("cpu");
     let not_cpu = args.device.as_deref().is_some_and(|device| device != "cpu");
     let wrong = if null && args.digests {
         "--digests needs the bytes back, and the null device keeps none; use --device cpu"
@@ -173,6 +176,10 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
         "--checksums needs the bytes, and the null device keeps none; use --device cpu"
     } else if null && args.convert.dtype.is_some() {
         "--dtype does nothing with --device null: nothing is kept"
+    } else if gpu_direct && host {
+        "--route gpu-direct is for GPUs: it reads past the host; use --device cuda, or another route"
+    } else if gpu_direct && args.transfer.align.is_some() {
+        "--route gpu-direct is for GPUs, and --align is for --device cpu"
     } else if args.transfer.align.is_some() && not_cpu {
         "--align is for --device cpu"
     } else if view && not_cpu {

@@ -40,7 +40,12 @@ fn routes(prepared: &Prepared) -> String {
         let bytes = prepared.plan.route_bytes(route);
         (bytes > 0).then(|| format!("{name} {}", text::decimal(bytes)))
     };
-    let routes = [of(Route::Direct, "direct"), of(Route::Buffered, "buffered"), of(Route::Mapped, "mapped")];
+    let routes = [
+        of(Route::Direct, "direct"),
+        of(Route::Buffered, "buffered"),
+        of(Route::Mapped, "mapped"),
+        of(Route::GpuDirect, "gpu-direct"),
+    ];
     let routes: Vec<String> = routes.into_iter().flatten().collect();
     if routes.is_empty() { "nothing to read".to_owned() } else { routes.join(" · ") }
 }

@@ -6,13 +6,17 @@
 
 mod cpu;
 mod cuda;
+mod direct;
 mod null;
 mod region;
 
 use std::sync::Arc;
 
 pub use cpu::CpuDevice;
+#[cfg(any(test, feature = "testing"))]
+pub use cuda::forget_cufile;
 pub use cuda::{CudaDevice, CudaInfo, CudaMemory, DeviceAllocator};
+pub use direct::{DirectFile, DirectReads};
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
@@ -52,6 +56,13 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// When the device refuses.
     fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>>;
+
+    /// The device's own way to read files, past the host: `None` where it has none, an error that says why where it cannot
+    /// be had here. With `native_only`, `None` as well where it is cheap to see that the bytes would pass through the host
+    /// after all. May take seconds the first time.
+    fn direct_reads(&self, _native_only: bool) -> Option<Result<Arc<dyn DirectReads>, String>> {
+        None
+    }
 }
 
 /// What a device can do and how it wants tensors laid out.

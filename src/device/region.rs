@@ -37,6 +37,16 @@ pub trait Memory: Send + Sync {
     /// When the device refuses, or keeps nothing (the null device).
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()>;
 
+    /// Copies `bytes` to the byte `at` of the memory, and returns when they are there: the slow way for bytes that did not come
+    /// by a stream. Only who has the right to write the range ([`Region`]) may ask for it.
+    ///
+    /// # Errors
+    /// When the device refuses, or cannot do it.
+    fn upload(&self, _at: u64, _bytes: &[u8]) -> Result<()> {
+        let what = "this device takes bytes by a stream only".to_owned();
+        Err(Error::Request { what, hint: None })
+    }
+
     /// The [checksum](digest::checksum) of `range`, computed where the bytes are if the device can.
     ///
     /// # Errors
@@ -193,6 +203,24 @@ impl Region {
         if let (Backing::Host(block), Some(range)) = (&self.shared.backing, host_range(&self.range())) {
             block.populate(range);
         }
+    }
+
+    /// Writes `bytes` to the byte `at` of the region, and returns when they are there.
+    ///
+    /// # Errors
+    /// When they do not fit, or the device refuses.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let misfit = || Error::Poisoned { what: "bytes that do not fit their region" };
+        let range = self.range();
+        let end =
+            at.checked_add(bytes.len() as u64).filter(|&end| end <= range.end - range.start).ok_or_else(misfit)?;
+        if let Backing::Device(memory) = &self.shared.backing {
+            return memory.upload(range.start + at, bytes);
+        }
+        let place = host_range(&(at..end)).ok_or_else(misfit)?;
+        let target = self.bytes_mut().and_then(|whole| whole.get_mut(place)).ok_or_else(misfit)?;
+        target.copy_from_slice(bytes);
+        Ok(())
     }
 
     /// Gives the right up: the bytes are final and may be read from now on.
@@ -381,6 +409,17 @@ mod tests {
         let (regions, written) = arena(8).carve(std::slice::from_ref(&(0..8))).unwrap();
         drop(regions);
         assert!(written.view(0..1).is_none());
+    }
+
+    #[test]
+    fn bytes_are_written_inside_their_region_only() {
+        let (mut regions, written) = arena(10).carve(&[0..4, 4..10]).unwrap();
+        regions[1].write(1, &[7, 8]).unwrap();
+        for (at, len) in [(5, 2), (7, 0), (u64::MAX, 1)] {
+            assert!(regions[1].write(at, &vec![1; len]).is_err(), "{len} bytes at {at}");
+        }
+        regions.into_iter().for_each(Region::finish);
+        assert_eq!(written.view(0..10).unwrap().bytes().unwrap(), &[0, 0, 0, 0, 0, 7, 8, 0, 0, 0]);
     }
 
     #[test]

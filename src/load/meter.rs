@@ -13,6 +13,12 @@ pub(super) const DIRECT: usize = 0;
 /// The lane of reads through the page cache, by its index.
 pub(super) const CACHED: usize = 1;
 
+/// The lane of reads that the device makes itself, by its index.
+pub(super) const GPU_DIRECT: usize = 2;
+
+/// Number of lanes.
+pub(super) const LANES: usize = 3;
+
 /// Bytes over which the best rate of a load is looked for, at least.
 const RATE_WINDOW_BYTES: u64 = 256 << 20;
 
@@ -27,7 +33,7 @@ pub(super) struct Meter {
     first_upload: Option<f64>,
     last_upload: f64,
     /// Wall-clock seconds in which each lane had something in flight.
-    pub(super) lanes: [f64; 2],
+    pub(super) lanes: [f64; LANES],
 }
 
 impl Meter {
@@ -41,8 +47,13 @@ impl Meter {
             last_read: 0.0,
             first_upload: None,
             last_upload: 0.0,
-            lanes: [0.0; 2],
+            lanes: [0.0; LANES],
         }
+    }
+
+    /// Bytes read so far, by route.
+    pub(super) fn routes(&self) -> Routes {
+        self.routes
     }
 
     fn now(&self) -> f64 {
@@ -70,6 +81,7 @@ impl Meter {
             Route::Direct => self.routes.direct += bytes,
             Route::Buffered => self.routes.buffered += bytes,
             Route::Mapped => self.routes.mapped += bytes,
+            Route::GpuDirect => self.routes.gpu_direct += bytes,
         }
     }
 
@@ -148,6 +160,7 @@ impl Meter {
         }
         let through_cache = self.routes.buffered + self.routes.mapped;
         let was_cold = prepared.cache.resident_before < through_cache / 2;
-        if self.lanes[DIRECT] >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
+        let past_cache = self.lanes[DIRECT].max(self.lanes[GPU_DIRECT]);
+        if past_cache >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
     }
 }

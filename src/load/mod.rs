@@ -2,15 +2,17 @@
 //!
 //! One loop (`run`) submits the transfers of a [`LoadPlan`] to a [`ReadQueue`] and gets their targets back filled, hands filled
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
-//! that is the whole concurrency model. `files` opens late and closes early, `loading` hands out tensors before the end,
+//! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files itself, `loading` hands out tensors before the end,
 //! `meter` keeps time. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
+mod gpu_direct;
 mod loading;
 mod meter;
 mod run;
 mod scales;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,18 +24,19 @@ pub use loading::Loading;
 pub(crate) use files::open_same;
 
 use files::Files;
+use gpu_direct::{Consent, TRIAL};
 use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
 
 use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
 use crate::convert::Float;
-use crate::device::{Arena, CpuDevice, Device, Stream, StreamNeeds, Written};
+use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Result};
 use crate::os;
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
-use crate::source::{Fallbacks, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Storage, queue};
+use crate::source::{Fallbacks, GpuDirect, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Storage, queue};
 use crate::staging::StagingPool;
 use crate::tensor::Tensor;
 
@@ -218,7 +221,8 @@ pub struct Loader {
     options: TransferOptions,
     make_queue: QueueMaker,
     fallbacks: Fallbacks,
-    engine: Option<Engine>,
+    consent: Consent,
+    engine: Cell<Option<Engine>>,
 }
 
 /// What a loader keeps warm.
@@ -234,7 +238,8 @@ impl Loader {
         let queue_options = options.queue;
         let make_queue: QueueMaker = Box::new(move |pool, fallbacks| queue(&queue_options, pool, fallbacks));
         let storage = Arc::new(LocalStorage);
-        Loader { device, storage, options, make_queue, fallbacks: Fallbacks::default(), engine: None }
+        let (fallbacks, consent, engine) = (Fallbacks::default(), Consent::default(), Cell::new(None));
+        Loader { device, storage, options, make_queue, fallbacks, consent, engine }
     }
 
     /// The same loader over another storage.
@@ -250,7 +255,8 @@ impl Loader {
         Loader { make_queue: Box::new(make_queue), ..self }
     }
 
-    /// Asks the files and the page cache, and plans the load of `selected`.
+    /// Asks the files and the page cache, and plans the load of `selected`. Where the device reads files itself and no route was
+    /// chosen, a large cold load makes a trial first, once for each file system.
     ///
     /// # Errors
     /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.
@@ -282,7 +288,13 @@ impl Loader {
         checkpoint.require_known_dtypes(selected)?;
         let casts = self.casts(checkpoint, selected)?;
         let wanted = wanted(checkpoint, &casts, places)?;
-        let (facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
+        let (mut facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
+        match self.options.route {
+            _ if places.is_some() => {} // the places decide, not the residues of the file
+            RouteChoice::GpuDirect => self.ask_gpu_direct(checkpoint.shards(), &mut facts)?,
+            RouteChoice::Auto => self.try_gpu_direct(checkpoint.shards(), &wanted, &mut facts, TRIAL)?,
+            RouteChoice::Direct | RouteChoice::Buffered | RouteChoice::Mapped => {}
+        }
         let used = || facts.iter().filter(|facts| facts.is_used());
         let resident_before = used().map(|facts| facts.residency.resident_bytes()).sum();
         let file_bytes = used().map(|facts| facts.bytes).sum();
@@ -348,13 +360,8 @@ impl Loader {
         let mut engine = self.engine(plan)?;
         let setup_seconds = set_up.elapsed().as_secs_f64();
         let allocating = Instant::now();
-        let ranges: Vec<_> = plan.transfers.iter().flat_map(|transfer| transfer.writes()).collect();
         let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
-        let (regions, written) = arena.carve(&ranges)?;
-        if let Some(stream) = &mut engine.stream {
-            let scales = scales::read(&*self.storage, checkpoint.shards(), plan, &self.fallbacks)?;
-            stream.prepare(&needs(plan, staging_of(engine.pool.as_ref()), scales))?;
-        }
+        let (regions, written) = self.get_ready(checkpoint.shards(), plan, arena, &mut engine)?;
         if let Some(readiness) = readiness {
             readiness.begin(written.clone());
         }
@@ -363,13 +370,13 @@ impl Loader {
             seconds: allocating.elapsed().as_secs_f64(),
             bytes: if self.device.limits().keeps { plan.arena_bytes } else { 0 },
         };
-        let files = Files::new(&*self.storage, checkpoint.shards(), plan, &self.fallbacks);
+        let files = self.files(checkpoint.shards(), plan);
         let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).finish();
         let seconds = allocating.elapsed().as_secs_f64();
         let staging = staging_of(engine.pool.as_ref());
         let engine_name = engine.queue.engine();
         if ran.is_ok() {
-            self.engine = Some(engine); // an engine that failed is not used again
+            self.engine.set(Some(engine)); // an engine that failed is not used again
         }
         self.refuse_overflows(plan, ran?)?;
         let tensors = tensors(plan, &written)?;
@@ -381,6 +388,29 @@ impl Loader {
         report.engine = engine_name.to_owned();
         report.staging = staging;
         Ok(Loaded { tensors, report, warnings: checkpoint.warnings().to_vec() })
+    }
+
+    /// Divides the arena as the plan wants it, and tells the stream what is to come.
+    fn get_ready(
+        &self,
+        shards: &[Shard],
+        plan: &LoadPlan,
+        arena: Arena,
+        engine: &mut Engine,
+    ) -> Result<(Vec<Region>, Written)> {
+        let ranges: Vec<_> = plan.transfers.iter().flat_map(|transfer| transfer.writes()).collect();
+        let carved = arena.carve(&ranges)?;
+        if let Some(stream) = &mut engine.stream {
+            let scales = scales::read(&*self.storage, shards, plan, &self.fallbacks)?;
+            stream.prepare(&needs(plan, staging_of(engine.pool.as_ref()), scales))?;
+        }
+        Ok(carved)
+    }
+
+    fn files<'a>(&'a self, shards: &'a [Shard], plan: &LoadPlan) -> Files<'a> {
+        let wants = plan.transfers.iter().any(|transfer| transfer.route == Route::GpuDirect);
+        let reads = wants.then(|| self.consent.reads(&*self.device, false, &self.fallbacks)).flatten();
+        Files::new(&*self.storage, shards, plan, GpuDirect::new(reads, &self.fallbacks), &self.fallbacks)
     }
 
     /// What converting the selection takes: nothing, unless it was asked for.
@@ -404,7 +434,7 @@ impl Loader {
     }
 
     /// The engine kept from the last load if it fits this plan, else a new one.
-    fn engine(&mut self, plan: &LoadPlan) -> Result<Engine> {
+    fn engine(&self, plan: &LoadPlan) -> Result<Engine> {
         let staged = plan.buffer_bytes > 0;
         let shape = self.staging_for(plan);
         let holds = |pool: &StagingPool| pool.count() >= shape.count && pool.buffer_bytes() >= shape.bytes;
@@ -468,6 +498,7 @@ impl Loader {
             bytes: file.identity().len,
             residency: file.residency_glance(),
             direct: direct.filter(|source| source.route() == Route::Direct).map(|source| source.limits()),
+            gpu_direct: None,
             cached: file.source(Route::Buffered).limits(),
             mappable: !system.network,
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::files::Files;
 use super::loading::Readiness;
-use super::meter::{CACHED, DIRECT, Meter};
+use super::meter::{CACHED, DIRECT, GPU_DIRECT, LANES, Meter};
 use super::{Engine, TransferOptions};
 use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::plan::{Landing, LoadPlan};
 use crate::source::{Completed, Read, ReadQueue, Route, Target};
 use crate::staging::{StagingBuffer, StagingPool};
 
-/// Transfers of one kind of route, in order; the two kinds run side by side.
+/// Transfers of one kind of route, in order; the kinds run side by side.
 #[derive(Default)]
 struct Lane {
     pending: VecDeque<usize>,
@@ -30,7 +30,11 @@ struct Lane {
 }
 
 fn lane_of(route: Route) -> usize {
-    if route == Route::Direct { DIRECT } else { CACHED }
+    match route {
+        Route::Direct => DIRECT,
+        Route::GpuDirect => GPU_DIRECT,
+        Route::Buffered | Route::Mapped => CACHED,
+    }
 }
 
 /// One load in progress.
@@ -43,7 +47,7 @@ pub(super) struct Run<'a> {
     /// The regions of all transfers in the plan's order; those of transfer `i` start at `first_region[i]`.
     regions: Vec<Option<Region>>,
     first_region: Vec<usize>,
-    lanes: [Lane; 2],
+    lanes: [Lane; LANES],
     lane_depth: usize,
     /// Each with its transfer.
     uploads: VecDeque<(usize, InFlight)>,
@@ -65,7 +69,7 @@ impl<'a> Run<'a> {
         meter: &'a mut Meter,
         readiness: Option<&'a Readiness>,
     ) -> Run<'a> {
-        let mut lanes: [Lane; 2] = Default::default();
+        let mut lanes: [Lane; LANES] = Default::default();
         let mut first_region = Vec::with_capacity(plan.transfers.len());
         let mut next = 0;
         for (index, transfer) in plan.transfers.iter().enumerate() {
@@ -134,7 +138,7 @@ impl<'a> Run<'a> {
     }
 
     fn submit_all(&mut self) {
-        for lane in [DIRECT, CACHED] {
+        for lane in 0..LANES {
             while self.error.is_none() && self.lanes[lane].in_flight < self.lane_depth && self.submit_next(lane, false)
             {
             }
@@ -143,15 +147,15 @@ impl<'a> Run<'a> {
 
     /// With nothing in flight, the limit on open shards must not stop the load.
     fn submit_one_at_any_cost(&mut self) -> bool {
-        [DIRECT, CACHED].into_iter().any(|lane| self.submit_next(lane, true))
+        (0..LANES).any(|lane| self.submit_next(lane, true))
     }
 
     /// Submits the next transfer of a lane, if there is one and what it needs is free.
     fn submit_next(&mut self, lane: usize, force: bool) -> bool {
         let Some(&index) = self.lanes[lane].pending.front() else { return false };
         let transfer = &self.plan.transfers[index];
-        let file = match self.files.open(transfer.shard, force) {
-            Ok(Some(file)) => file,
+        let source = match self.files.source(transfer.shard, transfer.route, force) {
+            Ok(Some(source)) => source,
             Ok(None) => return false,
             Err(error) => {
                 self.fail(error);
@@ -162,7 +166,6 @@ impl<'a> Run<'a> {
         let Ok(len) = usize::try_from(transfer.len) else { return false };
         self.lanes[lane].pending.pop_front();
         self.lanes[lane].began();
-        let source = file.source(transfer.route);
         self.meter.read_began();
         self.queue.submit(Read { id: index, source, offset: transfer.offset, len }, target);
         true

@@ -7,7 +7,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +48,8 @@ pub struct LocalFile {
     opened: Arc<Opened>,
     buffered: Arc<dyn Source>,
     direct: OnceLock<Arc<dyn Source>>,
+    /// The descriptor for reads past the page cache, once there is one.
+    direct_file: OnceLock<Arc<File>>,
     mapped: OnceLock<Arc<dyn Source>>,
     mapping: OnceLock<Arc<MappedFile>>,
 }
@@ -80,13 +82,17 @@ impl LocalFile {
         let file = Arc::new(file);
         let opened = Arc::new(Opened { path, file, identity, file_system, fallbacks: fallbacks.clone() });
         let buffered = Arc::new(BufferedSource { opened: Arc::clone(&opened) });
-        let (direct, mapped, mapping) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(LocalFile { opened, buffered, direct, mapped, mapping })
+        let (direct, direct_file) = (OnceLock::new(), OnceLock::new());
+        let (mapped, mapping) = (OnceLock::new(), OnceLock::new());
+        Ok(LocalFile { opened, buffered, direct, direct_file, mapped, mapping })
     }
 
     fn open_direct(&self) -> Arc<dyn Source> {
         match DirectSource::new(&self.opened) {
-            Ok(source) => Arc::new(source),
+            Ok(source) => {
+                let _ = self.direct_file.set(Arc::clone(&source.file));
+                Arc::new(source)
+            }
             Err(why) => {
                 self.opened.note_no_direct(&why);
                 Arc::clone(&self.buffered)
@@ -143,7 +149,7 @@ impl OpenFile for LocalFile {
     fn source(&self, route: Route) -> Arc<dyn Source> {
         Arc::clone(match route {
             Route::Buffered => &self.buffered,
-            Route::Direct => self.direct.get_or_init(|| self.open_direct()),
+            Route::Direct | Route::GpuDirect => self.direct.get_or_init(|| self.open_direct()),
             Route::Mapped => self.mapped.get_or_init(|| self.open_mapped()),
         })
     }
@@ -155,6 +161,11 @@ impl OpenFile for LocalFile {
         let opened = &self.opened;
         let map = MappedFile::new(Arc::clone(&opened.file), &opened.path, opened.identity)?;
         Ok(Arc::clone(self.mapping.get_or_init(|| Arc::new(map))))
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source(Route::Direct); // opens it so, where the file system can
+        Some(self.direct_file.get().unwrap_or(&self.opened.file).as_fd())
     }
 
     fn check_unchanged(&self) -> Result<()> {
@@ -319,7 +330,7 @@ impl Source for MappedSource {
 /// Reads past the page cache.
 struct DirectSource {
     opened: Arc<Opened>,
-    file: File,
+    file: Arc<File>,
     align: u64,
     memory_align: u64,
     /// The file system opened the file for direct reads and then refused one: never again.
@@ -358,6 +369,7 @@ impl DirectSource {
             DirectSupport::Aligned { memory, offset } => (offset, memory),
             _ => probe(&file).map_err(NoDirect::Probe)?,
         };
+        let file = Arc::new(file);
         Ok(DirectSource { opened: Arc::clone(opened), file, align, memory_align, refused: AtomicBool::new(false) })
     }
 

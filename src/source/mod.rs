@@ -3,10 +3,12 @@
 //! bytes by position.
 //!
 //! The routes of a local file: [`Route::Buffered`] (through the page cache), [`Route::Direct`] (past it) and
-//! [`Route::Mapped`] (copied out of a mapping; no slice is ever lent). Nothing here knows a format.
+//! [`Route::Mapped`] (copied out of a mapping; no slice is ever lent); where the device reads files itself, [`GpuDirect`] makes
+//! sources of [`Route::GpuDirect`]. Nothing here knows a format.
 
 mod file;
 mod file_system;
+mod gpu_direct;
 mod mmap;
 mod queue;
 mod residency;
@@ -14,15 +16,17 @@ mod uring;
 
 use std::sync::Arc;
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 
 pub use crate::fallback::{Fallback, Fallbacks};
 pub use file::{LocalFile, LocalStorage};
+pub use gpu_direct::{GPU_DIRECT, GpuDirect};
 pub use mmap::MappedFile;
 pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
 
+use crate::device::Region;
 use crate::error::{Error, Result};
 
 /// A place that holds files. [`LocalStorage`] is the machine's own file systems.
@@ -54,8 +58,14 @@ pub trait OpenFile: Send + Sync {
     }
 
     /// The file by one route. Cheap; the same source each time. A route that the file does not have (no `O_DIRECT`, no
-    /// mapping) gives the buffered one, with an entry in the fallbacks.
+    /// mapping) gives the buffered one, with an entry in the fallbacks. A file by itself has no [`Route::GpuDirect`]: it is
+    /// a device that reads so, and [`GpuDirect::source`] makes that source; asked here, it gives the direct one.
     fn source(&self, route: Route) -> Arc<dyn Source>;
+
+    /// The descriptor by which a device may read the file itself, past the page cache if it has one for that.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Demands that the file still is what it was: length, modification time, and the path still leads to it.
     ///
@@ -109,6 +119,8 @@ pub enum Route {
     Buffered,
     /// Copied out of a read-only mapping of the page cache.
     Mapped,
+    /// From the storage device into the memory of a GPU, past the host.
+    GpuDirect,
 }
 
 /// What a source wants of the reads it is given. Sizes are bytes.
@@ -153,4 +165,13 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// Whatever the operating system says, and a file that ends too early: never a short read, never a signal.
     fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route>;
+
+    /// Fills the first `len` bytes of a region that the host may be unable to address, and says by which route they came. Only
+    /// sources of [`Route::GpuDirect`] can.
+    ///
+    /// # Errors
+    /// As [`Source::read_at`].
+    fn read_region(&self, _offset: u64, _len: u64, _region: &mut Region) -> Result<Route> {
+        Err(Error::Poisoned { what: "a source that fills host memory only was asked for more" })
+    }
 }

@@ -1,8 +1,8 @@
 //! The port to reads in flight: a [`ReadQueue`] takes a read and its target and gives the target back, filled.
 //!
-//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, and
-//! one that makes the pages of an arena resident ahead of the direct reads into it, so that neither disk nor reader waits
-//! for page faults. `uring` takes the place of the direct lane where the kernel permits it. [`queue`] picks and says why.
+//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, one for
+//! reads that a device makes itself, and one that makes the pages of an arena resident ahead of the direct reads into it, so
+//! that neither disk nor reader waits for page faults. `uring` takes the place of the direct lane where the kernel permits it. [`queue`] picks and says why.
 //! A queue never decides what is read, and never drops a target without giving it back, except when it is itself dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::uring::Ring;
-use super::{Fallbacks, Route, Source};
+use super::{Fallbacks, GPU_DIRECT, Route, Source};
 use crate::device::Region;
 use crate::error::{Error, Result};
 use crate::staging::{StagingBuffer, StagingPool};
@@ -37,8 +37,35 @@ pub struct Read {
 pub enum Target {
     /// A staging buffer, to be uploaded.
     Staging(StagingBuffer),
-    /// The right place in a host-visible arena.
+    /// The right place in the arena: one that the host can address, or that the source fills itself ([`Route::GpuDirect`]).
     InPlace(Region),
+}
+
+impl Read {
+    /// Makes the read, here and now: the source fills host memory, or the region itself where that is its way.
+    ///
+    /// # Errors
+    /// As [`Source::read_at`]; and when the target is too short or out of the source's reach.
+    pub fn fill(&self, target: &mut Target) -> Result<Route> {
+        match target {
+            Target::InPlace(region) if self.source.route() == Route::GpuDirect => {
+                self.source.read_region(self.offset, self.len as u64, region)
+            }
+            target => self.source.read_at(self.offset, target.bytes_mut(self.len)?),
+        }
+    }
+}
+
+impl Target {
+    /// The first `len` bytes.
+    fn bytes_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        let whole = match self {
+            Target::Staging(buffer) => Some(buffer.bytes_mut()),
+            Target::InPlace(region) => region.bytes_mut(),
+        };
+        let bytes = whole.and_then(|bytes| bytes.get_mut(..len));
+        bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
+    }
 }
 
 /// A read that is over.
@@ -92,6 +119,8 @@ pub struct QueueOptions {
     pub page_cache_threads: usize,
     /// Direct reads in flight.
     pub direct_depth: usize,
+    /// Reads in flight that a device makes itself.
+    pub gpu_direct_depth: usize,
     /// Threads that make the pages of an arena resident ahead of direct reads.
     pub populate_threads: usize,
 }
@@ -105,6 +134,7 @@ impl Default for QueueOptions {
             engine: Engine::Auto,
             page_cache_threads: cores.min(16),
             direct_depth: 8,
+            gpu_direct_depth: GPU_DIRECT.depth,
             populate_threads: (cores / 4).clamp(1, 4),
         }
     }
@@ -133,6 +163,7 @@ fn likely_cause(error: &std::io::Error) -> &'static str {
 pub struct ThreadQueue {
     page_cache: Arc<Lane>,
     direct: Arc<Lane>,
+    gpu_direct: Arc<Lane>,
     populate: Arc<Lane>,
     ring: Option<Arc<Ring>>,
     outlet: Outlet,
@@ -172,6 +203,7 @@ impl ThreadQueue {
         results: Receiver<Completed>,
     ) -> ThreadQueue {
         let page_cache = Lane::reading("cached", options.page_cache_threads, &outlet);
+        let gpu_direct = Lane::reading("gpu", options.gpu_direct_depth, &outlet);
         let next = Inlet { lane: Arc::clone(&direct), ring: ring.clone() };
         let populate = move |job: Job| {
             job.populate();
@@ -179,8 +211,8 @@ impl ThreadQueue {
         };
         let populate = Lane::new("populate", options.populate_threads, outlet.clone(), Arc::new(populate));
         // Twice: one read waits in line for each that runs, so that nobody waits for the submitter.
-        let depth = 2 * options.page_cache_threads.max(options.direct_depth).max(1);
-        ThreadQueue { page_cache, direct, populate, ring, outlet, results, in_flight: 0, depth }
+        let depth = 2 * options.page_cache_threads.max(options.direct_depth).max(options.gpu_direct_depth).max(1);
+        ThreadQueue { page_cache, direct, gpu_direct, populate, ring, outlet, results, in_flight: 0, depth }
     }
 
     fn inlet(&self) -> Inlet {
@@ -195,6 +227,7 @@ impl ReadQueue for ThreadQueue {
         match (job.read.source.route(), &job.target) {
             (Route::Direct, Target::InPlace(_)) => self.populate.send(job),
             (Route::Direct, Target::Staging(_)) => self.inlet().send(job),
+            (Route::GpuDirect, _) => self.gpu_direct.send(job),
             (Route::Buffered | Route::Mapped, _) => self.page_cache.send(job),
         }
     }
@@ -228,6 +261,7 @@ impl Drop for ThreadQueue {
             ring.close();
         }
         self.direct.close();
+        self.gpu_direct.close();
         self.page_cache.close();
         while let Ok(completed) = self.results.try_recv() {
             drop(completed);
@@ -244,12 +278,7 @@ pub(super) struct Job {
 impl Job {
     /// The bytes to fill.
     pub(super) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        let whole = match &mut self.target {
-            Target::Staging(buffer) => Some(buffer.bytes_mut()),
-            Target::InPlace(region) => region.bytes_mut(),
-        };
-        let bytes = whole.and_then(|bytes| bytes.get_mut(..self.read.len));
-        bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
+        self.target.bytes_mut(self.read.len)
     }
 
     fn populate(&self) {
@@ -261,9 +290,8 @@ impl Job {
     /// Reads, whatever the source does.
     fn run(mut self) -> Completed {
         let started = Instant::now();
-        let (source, offset) = (Arc::clone(&self.read.source), self.read.offset);
         // After a panic the target may hold anything, which is what an error says of it anyway.
-        let read = AssertUnwindSafe(|| self.bytes_mut().and_then(|target| source.read_at(offset, target)));
+        let read = AssertUnwindSafe(|| self.read.fill(&mut self.target));
         let outcome = catch_unwind(read).unwrap_or(Err(Error::Poisoned { what: "a source panicked" }));
         self.end(outcome, started.elapsed())
     }
@@ -415,7 +443,7 @@ mod tests {
     }
 
     fn options(engine: Engine) -> QueueOptions {
-        QueueOptions { engine, page_cache_threads: 3, direct_depth: 3, populate_threads: 2 }
+        QueueOptions { engine, page_cache_threads: 3, direct_depth: 3, gpu_direct_depth: 3, populate_threads: 2 }
     }
 
     fn memory(route: Route, trouble: Trouble) -> Arc<dyn Source> {

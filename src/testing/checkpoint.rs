@@ -54,6 +54,15 @@ impl Synthetic {
     }
 }
 
+impl Synthetic {
+    /// From now on these parts of each file, by its length, are in the page cache.
+    pub fn set_residency(&self, residency: impl Fn(u64) -> Residency) {
+        for shard in &self.checkpoint.shards {
+            self.storage.file(&shard.path).unwrap().set_residency(residency(shard.bytes));
+        }
+    }
+}
+
 fn tensor(random: &mut Random, shard: u32, index: usize, offset: u64, most_bytes: usize) -> (TensorInfo, Vec<u8>) {
     let dtype = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64][random.below(4)].clone();
     let width = dtype.alignment();

@@ -62,6 +62,11 @@ impl LazyDevice {
         LazyDevice { inner: Arc::new(inner) }
     }
 
+    /// Puts bytes where somebody else than a stream would.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) {
+        self.inner.write(address, bytes);
+    }
+
     /// Bytes that are allocated now.
     pub fn live_bytes(&self) -> u64 {
         self.inner.live_bytes.load(Ordering::Relaxed)
@@ -126,6 +131,11 @@ impl Memory for LazyMemory {
 
     fn address(&self) -> Option<u64> {
         Some(self.address)
+    }
+
+    fn upload(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.write(self.address + at, bytes);
+        Ok(())
     }
 
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()> {

@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod device;
+mod direct;
 pub mod hostile;
 mod source;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 pub use checkpoint::Synthetic;
 pub use device::{LazyDevice, device_conformance};
+pub use direct::{DirectDevice, DirectTrouble};
 pub use source::*;
 
 /// Runs `test` and panics if it takes longer than a minute: a hang is a failure.

@@ -4,7 +4,9 @@
 //! sleep, and what is random in them follows from a seed.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -209,6 +211,11 @@ impl MemoryStorage {
         file
     }
 
+    /// The file of that path.
+    pub fn file(&self, path: &Path) -> Option<Arc<MemoryFile>> {
+        self.files.lock().unwrap().get(path).cloned()
+    }
+
     /// Adds (or replaces) a file under its own path.
     pub fn insert(&self, file: Arc<MemoryFile>) {
         self.files.lock().unwrap().insert(file.path.clone(), file);
@@ -231,6 +238,7 @@ pub struct MemoryFile {
     file_system: FileSystem,
     residency: Mutex<Residency>,
     change: Mutex<Option<String>>,
+    descriptor: Option<File>,
     sources: [Arc<dyn Source>; 3],
 }
 
@@ -250,6 +258,7 @@ impl MemoryFile {
             file_system: FileSystem { name: "memory".to_owned(), network: false, memory: true },
             residency: Mutex::new(Residency::all(len)),
             change: Mutex::new(None),
+            descriptor: None,
             sources,
         }
     }
@@ -266,6 +275,15 @@ impl MemoryFile {
     #[must_use]
     pub fn with_source(mut self, route: Route, wrap: impl FnOnce(Arc<dyn Source>) -> Arc<dyn Source>) -> MemoryFile {
         self.sources[slot(route)] = wrap(Arc::clone(&self.sources[slot(route)]));
+        self
+    }
+
+    /// The same file with a descriptor, for devices that read files themselves: its bytes as they are now, on a disk.
+    #[must_use]
+    pub fn with_descriptor(mut self) -> MemoryFile {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&self.all_bytes()).unwrap();
+        self.descriptor = Some(file);
         self
     }
 
@@ -321,6 +339,10 @@ impl OpenFile for MemoryFile {
         Arc::clone(&self.sources[slot(route)])
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
+    }
+
     fn check_unchanged(&self) -> Result<()> {
         match &*self.change.lock().unwrap() {
             Some(what) => Err(Error::Changed { path: self.path.clone(), what: what.clone() }),
@@ -331,7 +353,7 @@ impl OpenFile for MemoryFile {
 
 fn slot(route: Route) -> usize {
     match route {
-        Route::Direct => 0,
+        Route::Direct | Route::GpuDirect => 0,
         Route::Buffered => 1,
         Route::Mapped => 2,
     }
@@ -408,7 +430,7 @@ impl Gate {
         drop(self.inner.1.wait_while(state, |state| state.waiting < count).unwrap());
     }
 
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         let mut state = self.inner.0.lock().unwrap();
         state.waiting += 1;
         self.inner.1.notify_all();
@@ -520,15 +542,7 @@ impl ReadQueue for ShuffledQueue {
     fn complete(&mut self) -> Option<Completed> {
         let which = self.random.below(self.waiting.len());
         let (read, mut target) = (!self.waiting.is_empty()).then(|| self.waiting.swap_remove(which))?;
-        let bytes = match &mut target {
-            Target::Staging(buffer) => Some(buffer.bytes_mut()),
-            Target::InPlace(region) => region.bytes_mut(),
-        };
-        let bytes = bytes.and_then(|bytes| bytes.get_mut(..read.len));
-        let outcome = match bytes {
-            Some(bytes) => read.source.read_at(read.offset, bytes),
-            None => Err(Error::Poisoned { what: "a read's target is too short" }),
-        };
+        let outcome = read.fill(&mut target);
         Some(Completed { id: read.id, target, outcome, busy: Duration::ZERO })
     }
 

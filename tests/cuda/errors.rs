@@ -48,6 +48,7 @@ const SURVIVABLE: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2", // tried again where something is given back; a poll that fails is waited for
     "cuDeviceGetAttribute",
+    "cuDeviceGetName", // for the report
     "cuDeviceGetPCIBusId",
     "cuDevicePrimaryCtxRelease_v2",
     "cuEventDestroy_v2",

@@ -18,6 +18,7 @@ struct Ran {
 fn vramp(arguments: &[&str], settings: &[(&str, &str)]) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     swcuda::Double::link_folder(folder.path());
+    fakecufile::Fake::link_folder(folder.path());
     let report = folder.path().join("report");
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
     command.args(arguments).env("LD_LIBRARY_PATH", folder.path()).env("SWCUDA_QUIET", "1");
@@ -69,6 +70,24 @@ fn the_first_gpu_is_the_default_and_gives_what_the_cpu_gives() {
     assert!(said.contains("to cuda:0") && said.contains("test double, no GPU"), "{said}");
     let cpu = vramp(&["load", &path, "--device", "cpu"], &[]);
     assert_eq!(cpu.counted, "", "nobody asked for the driver");
+}
+
+/// Where the kernel has a list of modules the GPU reads the file; a sandbox without one is told why it does not.
+#[test]
+fn gpu_direct_gives_what_the_cpu_gives_or_says_why_it_was_not_to_be_had() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = checkpoint(folder.path(), 3_000_001);
+    let host = vramp(&["load", &path, "--device", "cpu", "--digests", "--json"], &[]).json;
+    let ran = vramp(&["load", &path, "--route", "gpu-direct", "--digests", "--json"], &[]).json;
+    assert_eq!((&ran["device"], &ran["tensors"]), (&Value::from("cuda:0"), &host["tensors"]));
+    let report = &ran["report"];
+    let notes: Vec<_> = report["fallbacks"].as_array().unwrap().iter().filter(|n| n["what"] == "gpu-direct").collect();
+    assert_eq!(notes.is_empty(), report["routes"]["gpu_direct"].as_u64().unwrap() > 0, "{report}");
+    if !Path::new("/proc/modules").exists() {
+        assert!(notes[0]["why"].as_str().unwrap().contains("/proc/modules"), "{notes:?}");
+    }
+    let plan = vramp(&["load", &path, "--route", "gpu-direct", "--plan-only"], &[]).text;
+    assert_eq!(plan.contains("gpu-direct 2."), notes.is_empty(), "{plan}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Memory of a GPU: an arena from the driver, from its stream-ordered pool, from the caller's own allocator or simply the
-//! caller's; and the way back to the host, through a small locked block. Nothing here writes an arena.
+//! caller's; and the way back to the host, through a small locked block. An arena is written here only for who has the right to
+//! write the range ([`Region::write`](crate::device::Region::write)).
 #![allow(unsafe_code)] // allocates and frees by address, copies into memory that this file owns
 
 use std::any::Any;
@@ -189,6 +190,19 @@ impl Memory for DeviceMemory {
         })
     }
 
+    fn upload(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        if at.checked_add(bytes.len() as u64).is_none_or(|end| end > self.bytes) {
+            return Err(Error::Poisoned { what: "bytes for a range that is none of the arena's" });
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.with_readback(|readback, bound| {
+            let done = readback.upload(&self.gpu, bound, self.at(at), bytes);
+            done.map_err(|refusal| self.gpu.error("copy to the GPU", refusal))
+        })
+    }
+
     fn checksum(&self, range: Range<u64>) -> Result<u64> {
         let len = range.end.saturating_sub(range.start);
         if range.end > self.bytes || !self.at(range.start).is_multiple_of(8) {
@@ -283,6 +297,26 @@ impl Readback {
             address += len as u64;
         }
         before.map_or(Ok(()), |filled| self.empty(bound, filled))
+    }
+
+    /// Copies `bytes` to the address `address` on: one half of the block is filled while the other is emptied.
+    fn upload(&self, gpu: &Arc<Gpu>, bound: &Bound<'_>, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        let mut emptied: [Option<Event>; 2] = [None, None];
+        let mut address = address;
+        for (index, chunk) in bytes.chunks(HALF_BYTES).enumerate() {
+            let half = self.half(index % 2 * HALF_BYTES);
+            if let Some(event) = emptied[index % 2].take() {
+                event.wait(bound)?;
+            }
+            // SAFETY: the chunk is no longer than a half, and nothing reads this half: its last copy has passed.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), half, chunk.len()) };
+            // SAFETY: the half is not written before this copy has passed (the event above); the caller has the right to write
+            // the memory at `address` until this function returns, which waits; errors end in `Drop`, which waits.
+            unsafe { self.stream.copy_in(bound, address, half, chunk.len()) }?;
+            emptied[index % 2] = Some(Event::record(gpu, bound, &self.stream, false)?);
+            address += chunk.len() as u64;
+        }
+        self.stream.synchronize(bound)
     }
 
     /// The first byte of the half that begins at `offset`.

@@ -5,9 +5,12 @@
 //! with it. Every call is made with that context current on the calling thread, which gets its own back afterwards.
 //!
 //! `driver` finds and calls, `gpu` owns the context, `handles` what the driver hands out, `memory` arenas and the way back,
-//! `pinning` locks the staging buffers, `stream` uploads, `kernels` launches. These files alone name cudarc. Nothing here reads
+//! `pinning` locks the staging buffers, `stream` uploads, `kernels` launches, `cufile` and `direct` let the GPU read files itself.
+//! These files alone name cudarc. Nothing here reads
 //! files or knows a format.
 
+mod cufile;
+mod direct;
 mod driver;
 mod gpu;
 mod handles;
@@ -19,15 +22,18 @@ mod stream;
 use std::any::Any;
 use std::sync::Arc;
 
+#[cfg(any(test, feature = "testing"))]
+pub use cufile::forget_cufile;
 pub use gpu::CudaInfo;
 pub use memory::{CudaMemory, DeviceAllocator};
 
+use direct::CudaReads;
 use gpu::Gpu;
 use memory::DeviceMemory;
 use pinning::Pinning;
 use stream::CudaStream;
 
-use super::{Arena, Device, DeviceLimits, Stream};
+use super::{Arena, Device, DeviceLimits, DirectReads, Stream};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::os;
@@ -134,5 +140,9 @@ impl Device for CudaDevice {
     fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
         let count = self.gpu.copy_engines().min(MOST_STREAMS);
         Ok(Box::new(CudaStream::new(&self.gpu, count, fallbacks)?))
+    }
+
+    fn direct_reads(&self, native_only: bool) -> Option<Result<Arc<dyn DirectReads>, String>> {
+        Some(CudaReads::of(&self.gpu, native_only)?.map(|reads| Arc::new(reads) as Arc<dyn DirectReads>))
     }
 }
