@@ -2,8 +2,9 @@
 //!
 //! One loop (`run`) submits the transfers of a [`LoadPlan`] to a [`ReadQueue`] and gets their targets back filled, hands filled
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
-//! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files itself, `loading` hands out tensors before the end,
-//! `meter` keeps time. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
+//! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
+//! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
+//! time. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;

@@ -1,9 +1,10 @@
 //! The port to reads in flight: a [`ReadQueue`] takes a read and its target and gives the target back, filled.
 //!
-//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, one for
-//! reads that a device makes itself, and one that makes the pages of an arena resident ahead of the direct reads into it, so
-//! that neither disk nor reader waits for page faults. `uring` takes the place of the direct lane where the kernel permits it. [`queue`] picks and says why.
-//! A queue never decides what is read, and never drops a target without giving it back, except when it is itself dropped.
+//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, one
+//! for reads that a device makes itself, and one that makes the pages of an arena resident ahead of the direct reads into it,
+//! so that neither disk nor reader waits for page faults. `uring` takes the place of the direct lane where the kernel permits
+//! it. [`queue`] picks and says why. A queue never decides what is read, and never drops a target without giving it back,
+//! except when it is itself dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
