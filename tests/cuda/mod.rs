@@ -5,6 +5,7 @@
 
 mod errors;
 mod loads;
+mod misuse;
 mod pipeline;
 mod probe;
 mod program;
