@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_cut_by_columns_is_put_together_again() {
-        let mut storage = MemoryStorage::new();
+        let storage = MemoryStorage::new();
         let file = MemoryFile::new("s", vec![127, 128, 131, 132, 129, 130, 133, 134]);
         let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity() };
         storage.insert(std::sync::Arc::new(file));
