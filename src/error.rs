@@ -261,7 +261,7 @@ impl fmt::Display for Bytes<'_> {
 }
 
 /// Tensors and how many of their numbers.
-struct Overflowed<'a>(&'a [(String, u64)]);
+pub(crate) struct Overflowed<'a>(pub(crate) &'a [(String, u64)]);
 
 impl fmt::Display for Overflowed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

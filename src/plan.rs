@@ -442,6 +442,7 @@ fn place_as_told(wanted: &[Wanted]) -> Result<Layout> {
     }
     order.sort_unstable();
     let mut end = 0;
+    order.retain(|&(_, index)| wanted[index].bytes > 0); // nothing lies over nothing
     for (at, &(place, index)) in order.iter().enumerate() {
         if place < end {
             let (before, tensor) = (&wanted[order[at - 1].1].name, &wanted[index].name);
@@ -449,7 +450,8 @@ fn place_as_told(wanted: &[Wanted]) -> Result<Layout> {
         }
         end = end_of(place, &wanted[index])?;
     }
-    let places: Vec<u64> = wanted.iter().map(|tensor| tensor.place.unwrap_or(0)).collect();
+    let place = |tensor: &Wanted| tensor.place.map_or(0, |place| if tensor.bytes > 0 { place } else { place.min(end) });
+    let places: Vec<u64> = wanted.iter().map(place).collect();
     let all = wanted.iter().zip(&places).enumerate();
     let mut loose: Vec<Item> = all.flat_map(|(index, (tensor, &place))| items(index, tensor, place)).collect();
     loose.sort_unstable_by_key(|item| (item.runs.shard, item.runs.offset));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use vramp::Error;
-use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
+use vramp::checkpoint::{Checkpoint, Selection, SliceRequest, Tie};
 use vramp::convert::{Float, Scales, convert};
 use vramp::device::{CpuDevice, Device};
 use vramp::dtype::Dtype;
@@ -43,7 +43,18 @@ fn scales(name: &str, shape: &[u64], random: &mut Random) -> Stored {
 }
 
 fn write(path: &Path, tensors: &[Stored], pad: usize) {
+    write_tied(path, tensors, pad, &[]);
+}
+
+/// The same, with `ties` recorded as `save_model` records them: the further name, then the stored one.
+fn write_tied(path: &Path, tensors: &[Stored], pad: usize, ties: &[(&str, &str)]) {
     let mut header = serde_json::Map::new();
+    if !ties.is_empty() {
+        header.insert(
+            "__metadata__".to_owned(),
+            ties.iter().map(|&(alias, name)| (alias.to_owned(), json!(name))).collect(),
+        );
+    }
     let mut data = Vec::new();
     for tensor in tensors {
         let offsets = [data.len(), data.len() + tensor.bytes.len()];
@@ -218,6 +229,7 @@ pub(crate) fn overflow_is_an_error_that_counts(device: &Arc<dyn Device>) {
     assert_eq!((to.as_str(), tensors), ("F16", &vec![("no".to_owned(), 2), ("nor".to_owned(), 1)]));
     assert!(error.to_string().contains("\"no\" (2 numbers)"), "{error}");
     let lax = load_values(&checkpoint, Arc::clone(device), Convert { allow_overflow: true, ..strict }).unwrap();
+    assert_eq!(lax.warnings, ["finite numbers became infinite in F16: \"no\" (2 numbers), \"nor\" (1 number)"]);
     let bits: Vec<u8> = [0x7c00u16, 0xfc00, 0x3c00].into_iter().flat_map(u16::to_le_bytes).collect();
     assert_eq!(lax.tensor("no").unwrap().download().unwrap(), bits);
     load_values(&checkpoint, Arc::clone(device), Convert { to: Float::BF16, ..strict }).unwrap();
@@ -274,6 +286,20 @@ fn a_load_into_places_that_exist_leaves_the_rest_alone() {
 }
 
 #[test]
+fn a_tensor_without_elements_may_lie_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = values(folder.path(), &[("a", &[1.0, 2.0]), ("none", &[]), ("nothing", &[])]);
+    let device = Arc::new(CpuDevice::new());
+    let mut loader = Loader::new(Arc::clone(&device) as Arc<dyn Device>, TransferOptions::default());
+    let selected = checkpoint.select(&Selection::default()).unwrap();
+    let places: BTreeMap<Arc<str>, u64> = [("a".into(), 64), ("none".into(), 68), ("nothing".into(), 1 << 40)].into();
+    let prepared = loader.prepare_into(&checkpoint, &selected, &places).unwrap();
+    let loaded = loader.load_into(&checkpoint, &prepared, device.alloc(72).unwrap()).unwrap();
+    assert_eq!(loaded.tensor("a").unwrap().as_slice::<f32>().unwrap(), [1.0, 2.0]);
+    assert!(loaded.tensor("none").unwrap().is_empty() && loaded.tensor("nothing").unwrap().is_empty());
+}
+
+#[test]
 fn a_matrix_can_be_transposed_and_summed_where_it_lies() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
@@ -294,4 +320,65 @@ fn a_matrix_can_be_transposed_and_summed_where_it_lies() {
     assert_eq!(turned.transposed().unwrap().checksum().unwrap(), matrix.checksum().unwrap());
     assert_ne!(turned.checksum().unwrap(), matrix.checksum().unwrap());
     assert!(loaded.tensor("v").unwrap().transposed().is_err());
+}
+
+/// Scales belong to their weight by any name that either of them has; two sets of scales are one too many.
+#[test]
+fn scales_are_found_under_every_name_and_never_passed_over() {
+    let mut random = Random::new(9);
+    let weight = |name: &str, random: &mut Random| Stored {
+        bytes: vec![0x38; 4], // ones
+        ..stored(name, Dtype::F8_E4M3, &[2, 2], random)
+    };
+    let scale = |name: &str, value: f32, random: &mut Random| Stored {
+        bytes: value.to_le_bytes().to_vec(),
+        ..scales(name, &[], random)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let load = |given: &[(&str, &str)]| {
+        let tie = |&(alias, target): &(&str, &str)| Tie { alias: alias.to_owned(), target: target.to_owned() };
+        let selection = Selection { ties: given.iter().map(tie).collect(), ..Selection::default() };
+        let convert = Some(Convert { to: Float::F32, allow_overflow: false });
+        let transfer = TransferOptions { convert, ..TransferOptions::default() };
+        vramp::load::load(&path, &vramp::load::Options { selection, transfer, ..vramp::load::Options::default() })
+    };
+    let all_are = |loaded: &Loaded, names: &[&str], value: f32| {
+        assert_eq!(loaded.tensors().iter().map(vramp::tensor::Tensor::name).collect::<Vec<_>>(), names);
+        loaded.tensors().iter().for_each(|tensor| assert_eq!(tensor.as_slice::<f32>().unwrap(), [value; 4]));
+    };
+
+    // Two weights that share one scale.
+    let shared =
+        [weight("a.weight", &mut random), scale("a.weight_scale", 3.0, &mut random), weight("b.weight", &mut random)];
+    write_tied(&path, &shared, 0, &[("b.weight_scale", "a.weight_scale")]);
+    all_are(&load(&[]).unwrap(), &["a.weight", "b.weight"], 3.0);
+    write(&path, &shared, 0);
+    all_are(&load(&[("b.weight_scale", "a.weight_scale")]).unwrap(), &["a.weight", "b.weight"], 3.0);
+
+    // One weight of two names, whose scale is stored beside the other one.
+    let apart = [weight("a.weight", &mut random), scale("b.weight_scale_inv", 5.0, &mut random)];
+    write_tied(&path, &apart, 0, &[("b.weight", "a.weight")]);
+    all_are(&load(&[]).unwrap(), &["a.weight", "b.weight"], 5.0);
+
+    let two = [
+        weight("a.weight", &mut random),
+        scale("a.weight_scale", 3.0, &mut random),
+        scale("a.scale_weight", 5.0, &mut random),
+    ];
+    write(&path, &two, 0);
+    let error = load(&[]).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == "a.weight"), "{error}");
+    assert!(error.to_string().contains("a.scale_weight") && error.to_string().contains("a.weight_scale"), "{error}");
+}
+
+#[test]
+fn what_nothing_can_become_is_a_wrong_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = values(folder.path(), &[("a", &[1.0])]);
+    for to in [Float::F64, Float::F8E4M3] {
+        let convert = Convert { to, allow_overflow: false };
+        let error = load_values(&checkpoint, Arc::new(CpuDevice::new()), convert).unwrap_err();
+        assert!(matches!(error, Error::Request { .. }) && error.to_string().contains("not to F"), "{error}");
+    }
 }

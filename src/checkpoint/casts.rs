@@ -4,6 +4,7 @@
 //! them; a scale that does not fit its weight is an error, never ignored. Headers decide; no tensor is read.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
@@ -38,14 +39,20 @@ impl Checkpoint {
     /// How the floating-point tensors of a selection become `to`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when a quantised weight has scales that do not fit its shape.
+    /// [`Error::Request`] when nothing can become `to`; [`Error::Unsupported`] when a quantised weight has scales that do not
+    /// fit its shape, or scales under several names.
     pub fn casts(&self, selected: &[Selected], to: Float) -> Result<Casts> {
+        if !to.is_target() {
+            let what = format!("tensors are converted to F32, F16 or BF16, not to {}", to.dtype());
+            return Err(Error::Request { what, hint: None });
+        }
+        let ties = Ties::of(self, selected);
         let mut tables = BTreeMap::new();
         let mut tensors = Vec::with_capacity(selected.len());
         for chosen in selected {
             let info = self.tensors.get(chosen.tensor);
             let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
-            let cast = self.cast_of(info, to, &mut tables)?;
+            let cast = self.cast_of(chosen, info, to, &ties, &mut tables)?;
             let origin = match &info.data {
                 TensorData::Whole(extent) => extent.offset,
                 TensorData::Parts(_) => 0,
@@ -58,9 +65,16 @@ impl Checkpoint {
         Ok(Casts { tensors, scales: scales.into_iter().map(|(_, tensor)| tensor).collect() })
     }
 
-    fn cast_of(&self, info: &TensorInfo, to: Float, tables: &mut BTreeMap<usize, usize>) -> Result<Option<Cast>> {
+    fn cast_of(
+        &self,
+        chosen: &Selected,
+        info: &TensorInfo,
+        to: Float,
+        ties: &Ties,
+        tables: &mut BTreeMap<usize, usize>,
+    ) -> Result<Option<Cast>> {
         let Some(from) = Float::of(&info.dtype) else { return Ok(None) };
-        let scale = match self.scale_of(info, from) {
+        let scale = match self.scale_of(chosen, info, from, ties)? {
             Some(index) => {
                 let blocks = self.blocks(info, &self.tensors[index])?;
                 let table = tables.len();
@@ -72,22 +86,42 @@ impl Checkpoint {
         Ok((from != to || scale.is_some()).then_some(Cast { from, to, scale }))
     }
 
-    /// The tensor of scales that belongs to a quantised weight, by the names that quantisers give it.
-    fn scale_of(&self, weight: &TensorInfo, from: Float) -> Option<usize> {
+    /// The tensor of scales that belongs to a quantised weight, by the names that quantisers give it: beside any name of the
+    /// weight, under any name of the scales.
+    fn scale_of(&self, chosen: &Selected, weight: &TensorInfo, from: Float, ties: &Ties) -> Result<Option<usize>> {
         if from.bytes() != 1 {
-            return None;
+            return Ok(None);
         }
-        let name = weight.name.as_ref();
-        let prefixed = name.strip_suffix("weight").map(|prefix| format!("{prefix}scale_weight"));
-        let names = [Some(format!("{name}_scale_inv")), Some(format!("{name}_scale")), prefixed];
-        let index = |name: String| self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(&name)).ok();
-        names.into_iter().flatten().find_map(index)
+        let stored = |name: &str| self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok();
+        let mut found: Vec<usize> = Vec::new();
+        for name in std::iter::once(weight.name.as_ref()).chain(ties.names_of(chosen.tensor)) {
+            let either = |name: String| stored(&name).or_else(|| ties.tensor(&name));
+            found.extend(scale_names(name).into_iter().flatten().filter_map(either));
+        }
+        // What a user calls the weight says nothing of what else is stored: only ties can mean its scales.
+        found.extend(scale_names(&chosen.name).into_iter().flatten().filter_map(|name| ties.tensor(&name)));
+        let first = found.first().copied();
+        match found.into_iter().find(|&other| Some(other) != first).zip(first) {
+            None => Ok(first),
+            Some((second, first)) => {
+                let (first, second) = (&self.tensors[first].name, &self.tensors[second].name);
+                let what = format!(
+                    "it has scales under two names, {first:?} and {second:?}: which of them count? load it without --dtype \
+                     to get it as stored"
+                );
+                Err(Error::Unsupported { path: self.path_of(weight), tensor: Some(weight.name.to_string()), what })
+            }
+        }
+    }
+
+    fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
+        self.shards.get(tensor.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone())
     }
 
     /// How the scales divide a weight. The table is still to be set.
     fn blocks(&self, weight: &TensorInfo, scale: &TensorInfo) -> Result<BlockScale> {
         let refuse = |why: String| {
-            let path = self.shards.get(weight.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone());
+            let path = self.path_of(weight);
             let what = format!(
                 "its scales {:?} (shape {:?}, {}) cannot be used: {why}; load it without --dtype to get it as stored",
                 scale.name, scale.shape, scale.dtype
@@ -105,6 +139,43 @@ impl Checkpoint {
             None => refuse(format!("they do not divide a weight of shape {:?} into blocks", weight.shape)),
         }
     }
+}
+
+/// The further names of tensors: those that the checkpoint records, and those that the selection gives.
+struct Ties {
+    tensors: BTreeMap<Arc<str>, usize>,
+    names: BTreeMap<usize, Vec<Arc<str>>>,
+}
+
+impl Ties {
+    fn of(checkpoint: &Checkpoint, selected: &[Selected]) -> Ties {
+        let recorded = checkpoint.recorded_ties().into_iter().filter_map(|tie| {
+            let index = checkpoint.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(&tie.target)).ok()?;
+            Some((Arc::from(tie.alias), index))
+        });
+        let given = |chosen: &Selected| chosen.aliases.iter().map(|alias| (Arc::clone(alias), chosen.tensor)).collect();
+        let given = selected.iter().flat_map::<Vec<_>, _>(given);
+        let tensors: BTreeMap<Arc<str>, usize> = recorded.chain(given).collect();
+        let mut names: BTreeMap<usize, Vec<Arc<str>>> = BTreeMap::new();
+        for (name, &index) in &tensors {
+            names.entry(index).or_default().push(Arc::clone(name));
+        }
+        Ties { tensors, names }
+    }
+
+    fn tensor(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).copied()
+    }
+
+    fn names_of(&self, tensor: usize) -> impl Iterator<Item = &str> {
+        self.names.get(&tensor).into_iter().flatten().map(AsRef::as_ref)
+    }
+}
+
+/// The names that quantisers give the scales of a weight.
+fn scale_names(weight: &str) -> [Option<String>; 3] {
+    let prefixed = weight.strip_suffix("weight").map(|prefix| format!("{prefix}scale_weight"));
+    [Some(format!("{weight}_scale_inv")), Some(format!("{weight}_scale")), prefixed]
 }
 
 fn is_scale_type(scale: &TensorInfo) -> bool {
@@ -137,9 +208,9 @@ fn divide(weight: &[u64], scale: &[u64]) -> Option<BlockScale> {
 /// The edge of a block along a dimension of `dim` elements with `count` scales.
 fn edge(dim: u64, count: u64) -> Option<u64> {
     match count {
-        0 => None,
         1 => Some(dim.max(1)),
         _ if count == dim => Some(1),
+        0 => None,
         _ if dim.div_ceil(USUAL_BLOCK) == count => Some(USUAL_BLOCK),
         _ => Some(dim / count).filter(|edge| dim.is_multiple_of(count) && edge.is_power_of_two()),
     }
@@ -192,6 +263,7 @@ mod tests {
         assert_eq!(blocks(&[4, 256, 300], &[4, 1, 1]), Some((256, 300)));
         assert_eq!(blocks(&[5], &[1]), Some((1, 5)));
         assert_eq!(blocks(&[], &[1]), Some((1, 1)));
+        assert_eq!(blocks(&[300, 0], &[3, 0]), Some((128, 1)), "nothing needs no scale");
     }
 
     #[test]

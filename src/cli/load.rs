@@ -92,9 +92,9 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     if job.way == Way::PlanOnly {
         return show_plan(&job, &checkpoint, &prepared, output);
     }
-    let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared)?;
+    let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared, output)?;
     let proofs = got.proofs(args, &prepared, interrupt)?;
-    show(&got, &prepared, &proofs, &checkpoint, output)?;
+    show(&got, &prepared, &proofs, output)?;
     if job.device.limits().host_visible {
         // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
         std::mem::forget((got, loader));
@@ -133,6 +133,7 @@ impl Job {
         checkpoint: &Checkpoint,
         selected: &[Selected],
         prepared: &Prepared,
+        output: Output,
     ) -> Result<Got, Failure> {
         if self.way == Way::View {
             return Ok(Got::Mapped(view::open(checkpoint, selected, prepared)?));
@@ -141,7 +142,10 @@ impl Job {
         if let Some(progress) = &self.progress {
             progress.clear();
         }
-        Ok(Got::Copied(loaded?))
+        let loaded = loaded?;
+        // Those of the checkpoint have been said before the load.
+        output.warnings(loaded.warnings.get(checkpoint.warnings().len()..).unwrap_or_default());
+        Ok(Got::Copied(loaded))
     }
 }
 
@@ -215,6 +219,13 @@ fn open_device(args: &LoadArgs, output: Output) -> Result<Arc<dyn Device>, Failu
 }
 
 impl Got {
+    fn warnings(&self) -> &[String] {
+        match self {
+            Got::Copied(loaded) => &loaded.warnings,
+            Got::Mapped(mapped) => &mapped.warnings,
+        }
+    }
+
     fn report(&self) -> &Report {
         match self {
             Got::Copied(loaded) => &loaded.report,
@@ -266,17 +277,11 @@ impl Got {
     }
 }
 
-fn show(
-    got: &Got,
-    prepared: &Prepared,
-    proofs: &Proofs<'_>,
-    checkpoint: &Checkpoint,
-    output: Output,
-) -> Result<(), Failure> {
+fn show(got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: Output) -> Result<(), Failure> {
     let report = got.report();
     if output.json {
         let tensors = tensor_lines(prepared, proofs);
-        let warnings = checkpoint.warnings();
+        let warnings = got.warnings();
         return output
             .json(&json!({"device": report.device, "tensors": tensors, "report": report, "warnings": warnings}));
     }

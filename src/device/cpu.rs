@@ -173,6 +173,9 @@ fn copy_piece(source: &[u8], piece: &Piece, region: &mut Region) -> Result<()> {
 
 /// Converts the runs of one piece into its region. Returns how many finite values became infinite.
 fn convert_piece(source: &[u8], piece: &Piece, cast: Cast, scales: &[Arc<[f32]>], region: &mut Region) -> Result<u64> {
+    if !piece.holds_elements_of(&cast) {
+        return Err(misfit());
+    }
     let mut overflowed = 0;
     for_each_run(source, piece, region, |index, from, to| {
         let skipped = index * (piece.stride / cast.from.bytes());

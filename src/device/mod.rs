@@ -159,6 +159,12 @@ impl Piece {
         self.len() == 0
     }
 
+    /// Whether its runs hold whole elements of the type that `cast` converts from.
+    pub(crate) fn holds_elements_of(&self, cast: &Cast) -> bool {
+        let width = cast.from.bytes();
+        self.run.is_multiple_of(width) && (self.count < 2 || self.stride.is_multiple_of(width))
+    }
+
     /// Whether starting a copy of its own costs more than the copy: a few bytes, or many short rows.
     pub fn is_crumb(&self) -> bool {
         self.cast.is_none() && if self.count > 1 { self.run < CRUMB_ROW_BYTES } else { self.run < CRUMB_BYTES }
@@ -172,6 +178,18 @@ const CRUMB_BYTES: u64 = 32 << 10;
 const CRUMB_ROW_BYTES: u64 = 512;
 
 impl BlockScale {
+    /// Whether a table of `values` scales has one for each of the `elements` elements from the first on.
+    pub(crate) fn is_covered_by(&self, values: u64, elements: u64) -> bool {
+        let BlockScale { first, columns, block_rows, block_columns, .. } = *self;
+        let Some(last) = elements.checked_sub(1) else { return true };
+        let needed = || {
+            let row = first.checked_add(last)?.checked_div(columns)?;
+            let rows = row.checked_div(block_rows)?.checked_add(1)?;
+            rows.checked_mul(if block_columns == 0 { None } else { Some(columns.div_ceil(block_columns)) }?)
+        };
+        needed().is_some_and(|needed| needed <= values)
+    }
+
     /// The scales of the elements from number `skipped` of the piece on.
     ///
     /// # Errors

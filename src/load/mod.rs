@@ -33,7 +33,7 @@ use run::Run;
 use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
 use crate::convert::Float;
 use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
-use crate::error::{Error, Result};
+use crate::error::{Error, Overflowed, Result};
 use crate::os;
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
@@ -321,12 +321,21 @@ impl Loader {
     /// tensors' bytes meanwhile; after an error they hold a mixture of old and new.
     ///
     /// # Errors
-    /// As [`Loader::load`]; and when the memory is too small for the plan.
+    /// As [`Loader::load`]; and when the memory is too small for the plan, or a tensor's address is misaligned for its type.
     pub fn load_into(&mut self, checkpoint: &Checkpoint, prepared: &Prepared, arena: Arena) -> Result<Loaded> {
         let (needed, found) = (prepared.plan.arena_bytes, arena.len());
         if found < needed {
             let what = format!("the memory to load into has {found} bytes; the last tensor ends at byte {needed}");
             return Err(Error::Request { what, hint: None });
+        }
+        let first = arena.address().unwrap_or(0); // the host's memory begins on a page
+        for placement in prepared.plan.placements.iter().filter(|placement| placement.bytes > 0) {
+            let (address, align) = (first.saturating_add(placement.arena), placement.dtype.alignment());
+            if !address.is_multiple_of(align) {
+                let name = &placement.name;
+                let what = format!("tensor {name:?} cannot lie at the address {address:#x}: {align}-byte elements");
+                return Err(Error::Request { what, hint: None });
+            }
         }
         self.carry_out(checkpoint, prepared, Some(arena), None)
     }
@@ -379,7 +388,7 @@ impl Loader {
         if ran.is_ok() {
             self.engine.set(Some(engine)); // an engine that failed is not used again
         }
-        self.refuse_overflows(plan, ran?)?;
+        let overflows = self.judge_overflows(plan, ran?)?;
         let tensors = tensors(plan, &written)?;
         let mut report = meter.report(prepared, seconds, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
@@ -388,7 +397,8 @@ impl Loader {
         report.product = self.device.product().unwrap_or_default();
         report.engine = engine_name.to_owned();
         report.staging = staging;
-        Ok(Loaded { tensors, report, warnings: checkpoint.warnings().to_vec() })
+        let warnings = checkpoint.warnings().iter().cloned().chain(overflows).collect();
+        Ok(Loaded { tensors, report, warnings })
     }
 
     /// Divides the arena as the plan wants it, and tells the stream what is to come.
@@ -423,15 +433,20 @@ impl Loader {
         Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
     }
 
-    fn refuse_overflows(&self, plan: &LoadPlan, overflows: BTreeMap<usize, u64>) -> Result<()> {
-        let Some(convert) = self.options.convert.filter(|convert| !convert.allow_overflow) else { return Ok(()) };
+    /// Overflow is an error; where it is allowed, a warning that names the tensors.
+    fn judge_overflows(&self, plan: &LoadPlan, overflows: BTreeMap<usize, u64>) -> Result<Option<String>> {
+        let Some(convert) = self.options.convert else { return Ok(None) };
         let named = |(index, count): (usize, u64)| Some((plan.placements.get(index)?.name.to_string(), count));
         let tensors: Vec<(String, u64)> = overflows.into_iter().filter_map(named).collect();
         if tensors.is_empty() {
-            return Ok(());
+            return Ok(None);
+        }
+        let to = convert.to.dtype().to_string();
+        if convert.allow_overflow {
+            return Ok(Some(format!("finite numbers became infinite in {to}: {}", Overflowed(&tensors))));
         }
         let reach = if convert.to == Float::F16 { "65504" } else { "3.4e38" };
-        Err(Error::Overflow { to: convert.to.dtype().to_string(), reach, tensors })
+        Err(Error::Overflow { to, reach, tensors })
     }
 
     /// The engine kept from the last load if it fits this plan, else a new one.

@@ -7,6 +7,7 @@ use crate::checkpoint::Shard;
 use crate::convert::decode_f32;
 use crate::error::{Error, Result};
 use crate::extent::Strided;
+use crate::os;
 use crate::plan::{LoadPlan, ScaleTable};
 use crate::source::{Fallbacks, Route, Storage};
 
@@ -26,20 +27,66 @@ fn read_table(
     table: &ScaleTable,
     fallbacks: &Fallbacks,
 ) -> Result<Arc<[f32]>> {
-    let mut bytes = Vec::new();
+    let mut bytes = buffer(table)?;
     for run in &table.runs {
         let shard = shards.get(run.shard as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
         let file = open_same(storage, shard, fallbacks)?;
         let source = file.source(Route::Buffered);
         for index in 0..run.count {
-            let Strided { offset, run: len, .. } = run.nth(index);
-            let start = bytes.len();
-            let len = usize::try_from(len).map_err(|_| Error::Poisoned { what: "a table above the word size" })?;
-            bytes.resize(start + len, 0);
-            source.read_at(offset, &mut bytes[start..])?;
+            let Strided { offset, run: len, at, .. } = run.nth(index);
+            let place = word(at).zip(word(at.saturating_add(len))).and_then(|(start, end)| bytes.get_mut(start..end));
+            source.read_at(offset, place.ok_or(Error::Poisoned { what: "scales that leave their table" })?)?;
         }
         file.check_unchanged()?;
     }
     let values = decode_f32(&bytes, &table.dtype);
     values.map(Into::into).ok_or(Error::Poisoned { what: "scales of a type that the selection refused" })
+}
+
+/// Room for a table as stored, once it is clear that there is room to decode it as well.
+fn buffer(table: &ScaleTable) -> Result<Vec<u8>> {
+    let stored = table.runs.iter().map(|run| run.run.saturating_mul(run.count)).fold(0, u64::saturating_add);
+    let elements = stored.saturating_mul(8) / table.dtype.bits().unwrap_or(8).max(1);
+    let needed = elements.saturating_mul(size_of::<f32>() as u64).saturating_add(stored);
+    let free = os::available_memory_bytes();
+    let out_of_memory = || Error::OutOfMemory { device: "cpu".to_owned(), needed, free };
+    let mut bytes = Vec::new();
+    let len = word(stored).filter(|_| free.is_none_or(|free| needed <= free)).ok_or_else(out_of_memory)?;
+    bytes.try_reserve_exact(len).map_err(|_| out_of_memory())?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+fn word(bytes: u64) -> Option<usize> {
+    usize::try_from(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::source::OpenFile as _;
+    use crate::testing::{MemoryFile, MemoryStorage};
+
+    fn table(runs: &[Strided]) -> ScaleTable {
+        ScaleTable { name: "s".into(), scales: Vec::new(), dtype: Dtype::F8_E8M0, runs: runs.to_vec() }
+    }
+
+    #[test]
+    fn a_table_that_is_cut_by_columns_is_put_together_again() {
+        let storage = MemoryStorage::new();
+        let file = MemoryFile::new("s", vec![127, 128, 131, 132, 129, 130, 133, 134]);
+        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity() };
+        storage.insert(std::sync::Arc::new(file));
+        let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
+        let values = read_table(&storage, &[shard], &table(&[half(0, 0), half(4, 2)]), &Fallbacks::default()).unwrap();
+        assert_eq!(*values, [0, 1, 2, 3, 4, 5, 6, 7].map(|power| f32::powi(2.0, power)));
+    }
+
+    #[test]
+    fn a_table_larger_than_memory_is_an_error() {
+        let len = 1 << 50;
+        let run = Strided { shard: 0, offset: 0, run: len, stride: len, count: 1, at: 0, at_stride: len };
+        assert!(matches!(buffer(&table(&[run])), Err(Error::OutOfMemory { needed, .. }) if needed == len * 5));
+    }
 }

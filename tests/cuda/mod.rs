@@ -6,6 +6,7 @@
 mod direct;
 mod errors;
 mod loads;
+mod misuse;
 mod pipeline;
 mod probe;
 mod program;

@@ -206,7 +206,7 @@ impl Kernels {
         element_bytes: u64,
     ) -> Result<(), Refusal> {
         let kernel = Kernel::of("move", &format!("transpose_{element_bytes}"));
-        let blocks = [columns.div_ceil(TILE), rows.div_ceil(TILE)];
+        let blocks = [columns.div_ceil(TILE).saturating_mul(rows.div_ceil(TILE)), 1]; // the kernel strides over tiles by x
         // SAFETY: the caller's promise.
         unsafe { self.launch(bound, stream, &kernel, blocks, &mut [source, target, rows, columns]) }
     }

@@ -15,6 +15,7 @@ use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
 use super::kernels::{CastLaunch, GatherEntry, Kernels};
 use super::memory::DeviceMemory;
+use crate::convert::Float;
 use crate::device::{Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
@@ -141,12 +142,14 @@ impl CudaStream {
             }
             let to = region.address().ok_or_else(misfit)?;
             match piece.cast {
+                Some(cast) if !self.kit.converts(piece, &cast, to) => return Err(misfit()),
                 Some(cast) => jobs.casts.push(CastJob { index, piece: *piece, cast, to }),
                 None if piece.is_crumb() && self.collects => jobs.crumbs.push((*piece, to)),
                 None => jobs.copies.push((*piece, to)),
             }
         }
-        if jobs.needs_scratch() && self.kit.scratch.is_empty() {
+        let unprepared = self.kit.scratch.is_empty() || jobs.scratch_end() > self.kit.buffer_bytes;
+        if jobs.needs_scratch() && unprepared {
             return Err(Error::Poisoned { what: "an upload that was not prepared for" });
         }
         Ok(jobs)
@@ -172,6 +175,12 @@ struct CastJob {
 impl Jobs {
     fn needs_scratch(&self) -> bool {
         !self.crumbs.is_empty() || !self.casts.is_empty()
+    }
+
+    /// One past the last byte of the buffer that goes to the scratch area.
+    fn scratch_end(&self) -> u64 {
+        let crumbs = self.crumbs.iter().map(|(piece, _)| piece.end());
+        crumbs.chain(self.casts.iter().map(|job| job.piece.end())).max().unwrap_or(0)
     }
 
     /// The bytes of the buffer that go to the scratch area, near ranges joined.
@@ -200,6 +209,16 @@ impl Kit {
         let scales = needs.scales.iter().map(upload).collect::<Result<_>>()?;
         let buffer_bytes = scratch_bytes - NOTE_BYTES as u64;
         Ok(Kit { scratch, buffer_bytes, notes: Some(Notes(notes)), scales })
+    }
+
+    /// Whether a kernel that converts `piece` to the address `to` meets whole and aligned elements, each with a scale if any.
+    fn converts(&self, piece: &Piece, cast: &Cast, to: u64) -> bool {
+        let reach = (piece.end() - piece.at) / cast.from.bytes();
+        let scaled = cast.scale.is_none_or(|scale| {
+            let values = self.scales.get(scale.table).map_or(0, |table| table.len() / size_of::<f32>() as u64);
+            cast.from != Float::F64 && scale.is_covered_by(values, reach)
+        });
+        piece.holds_elements_of(cast) && to.is_multiple_of(cast.to.bytes()) && scaled
     }
 }
 
@@ -390,7 +409,7 @@ impl Area<'_> {
                 scale: table.map(|(scale, table)| (scale, table.unwrap_or(0))),
                 overflowed: counters + counter * 8,
             };
-            // SAFETY: `sort` has checked the piece against the buffer and the region; the table has an entry for each block.
+            // SAFETY: `sort` has checked the piece against the buffer, the region and the table of scales.
             unsafe { self.kernels.cast(self.bound, self.stream, &launch) }?;
         }
         Ok(())
