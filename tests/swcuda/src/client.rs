@@ -56,11 +56,15 @@ impl Double {
         Double { library, _turn: turn }
     }
 
-    /// The file of the double, beside the running test or in the folder above.
+    /// The file of the double: beside the running test or in the folder above, or where `SWCUDA_LIBRARY` says (a test under a
+    /// sanitizer cannot open a library that was built for one).
     ///
     /// # Panics
     /// When it is in neither.
     pub fn library() -> PathBuf {
+        if let Some(chosen) = std::env::var_os("SWCUDA_LIBRARY") {
+            return PathBuf::from(chosen);
+        }
         let program = std::env::current_exe().expect("a test knows its own path");
         let folders = program.ancestors().skip(1).take(2);
         let found = folders.map(|folder| folder.join(FILE)).find(|file| file.is_file());
