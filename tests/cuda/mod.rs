@@ -9,6 +9,7 @@ mod loads;
 mod pipeline;
 mod probe;
 mod program;
+mod uploads;
 
 use std::sync::Arc;
 

@@ -123,8 +123,8 @@ impl CudaStream {
         compiled.is_ok()
     }
 
-    /// What is to be done with each piece, checked: every byte that is read lies in the buffer, and every byte that is
-    /// written in the piece's own region.
+    /// What is to be done with each piece, checked: every byte that is read lies in the buffer (and in its copy, where it goes
+    /// by that), and every byte that is written in the piece's own region.
     fn sort(&self, buffer: &StagingBuffer, pieces: &[(Piece, Region)]) -> Result<Jobs> {
         let misfit = || Error::Poisoned { what: "a piece leaves its staging buffer or its region" };
         let mut jobs = Jobs::default();
@@ -141,12 +141,19 @@ impl CudaStream {
             }
             let to = region.address().ok_or_else(misfit)?;
             match piece.cast {
-                Some(cast) => jobs.casts.push(CastJob { index, piece: *piece, cast, to }),
+                Some(cast) => {
+                    let job = CastJob { index, piece: *piece, cast, to };
+                    if !job.fits(&self.kit.scales) {
+                        return Err(Error::Poisoned { what: "a conversion that leaves its piece or its scales" });
+                    }
+                    jobs.casts.push(job);
+                }
                 None if piece.is_crumb() && self.collects => jobs.crumbs.push((*piece, to)),
                 None => jobs.copies.push((*piece, to)),
             }
         }
-        if jobs.needs_scratch() && self.kit.scratch.is_empty() {
+        let unprepared = self.kit.scratch.is_empty() || buffer.len() as u64 > self.kit.buffer_bytes;
+        if jobs.needs_scratch() && unprepared {
             return Err(Error::Poisoned { what: "an upload that was not prepared for" });
         }
         Ok(jobs)
@@ -167,6 +174,28 @@ struct CastJob {
     piece: Piece,
     cast: Cast,
     to: u64,
+}
+
+impl CastJob {
+    /// Whether the kernel would read whole elements of the piece and scales that are in their table, and write where elements of
+    /// the kind may lie.
+    fn fits(&self, tables: &[DeviceMemory]) -> bool {
+        let CastJob { piece, cast, to, .. } = self;
+        let element = cast.from.bytes();
+        let rows = if piece.count > 1 { piece.stride } else { 0 };
+        if !piece.run.is_multiple_of(element) || !rows.is_multiple_of(element) || !to.is_multiple_of(cast.to.bytes()) {
+            return false;
+        }
+        let Some(scale) = cast.scale else { return true };
+        let given = tables.get(scale.table).map_or(0, |table| table.len() / size_of::<f32>() as u64);
+        if scale.columns == 0 || scale.block_rows == 0 || scale.block_columns == 0 {
+            return false;
+        }
+        let last = scale.first.saturating_add((piece.end() - piece.at) / element).saturating_sub(1);
+        let needed = (last / scale.columns / scale.block_rows).saturating_add(1);
+        let needed = needed.saturating_mul(scale.columns.div_ceil(scale.block_columns));
+        needed <= given
+    }
 }
 
 impl Jobs {
@@ -301,8 +330,8 @@ impl CudaUpload {
         let stream = &self.lane.stream;
         for range in jobs.scratch_ranges() {
             let (from, bytes) = (source.wrapping_add(size(range.start)), size(range.end - range.start));
-            // SAFETY: `sort` has checked that the range lies in the buffer, which the scratch area is as long as; the stream's
-            // order keeps it from the upload before.
+            // SAFETY: `sort` has checked that the range lies in the buffer, and that the scratch area is as long as that; the
+            // stream's order keeps it from the upload before.
             unsafe { stream.copy_in(bound, scratch.at(range.start), from, bytes) }?;
         }
         let kernels = self.gpu.kernels();
@@ -390,7 +419,7 @@ impl Area<'_> {
                 scale: table.map(|(scale, table)| (scale, table.unwrap_or(0))),
                 overflowed: counters + counter * 8,
             };
-            // SAFETY: `sort` has checked the piece against the buffer and the region; the table has an entry for each block.
+            // SAFETY: `sort` has checked the piece against the buffer, the region and the table of its scales.
             unsafe { self.kernels.cast(self.bound, self.stream, &launch) }?;
         }
         Ok(())
