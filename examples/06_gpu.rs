@@ -29,12 +29,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{} {:?} at {:#x?}", tensor.name(), tensor.shape(), tensor.address());
     }
 
-    // The places of the serving model's tensors, counted from the first of them.
-    let address = |tensor: &vramp::tensor::Tensor| tensor.address().unwrap_or(u64::MAX);
-    let base = serving.tensors().iter().map(address).min().ok_or("no tensors")?;
-    let end = serving.tensors().iter().map(|tensor| address(tensor).saturating_add(tensor.len())).max().unwrap_or(base);
+    // The places of the serving model's tensors, counted from the first of them. A tensor without elements has no address.
+    let addresses = || serving.tensors().iter().filter_map(|tensor| Some((tensor.address()?, tensor.len())));
+    let base = addresses().map(|(address, _)| address).min().ok_or("no tensors")?;
+    let end = addresses().map(|(address, len)| address + len).max().unwrap_or(base);
+    let place = |tensor: &vramp::tensor::Tensor| tensor.address().map_or(0, |address| address - base);
     let places: BTreeMap<Arc<str>, u64> =
-        serving.tensors().iter().map(|tensor| (tensor.name().into(), address(tensor) - base)).collect();
+        serving.tensors().iter().map(|tensor| (tensor.name().into(), place(tensor))).collect();
 
     let checkpoint = Checkpoint::open(new)?;
     let prepared = loader.prepare_into(&checkpoint, &checkpoint.select(&Selection::default())?, &places)?;

@@ -94,6 +94,19 @@ fn a_read_that_fails_is_noted_once_and_the_rest_goes_by_way_of_the_host() {
     });
 }
 
+/// Longer than the buffer that its bytes go through: each part has its own place in the region.
+#[test]
+fn a_long_read_that_fails_goes_by_way_of_the_host_in_parts() {
+    watched(|| {
+        let synthetic = Synthetic::new(21, 1, 16 << 20, with_descriptor);
+        let device = DirectDevice::new(4, vec![DirectTrouble::FailFrom(0)]);
+        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        let longest = plan.transfers.iter().filter(|transfer| transfer.route == Route::GpuDirect).map(|read| read.len);
+        assert!(longest.max() > Some(9 << 20), "no read is longer than two buffers: the test tests nothing");
+        assert_same(&loaded, &synthetic, "in parts");
+    });
+}
+
 #[test]
 fn after_a_refusal_the_device_is_not_asked_again() {
     let synthetic = Synthetic::new(4, 4, 250_000, with_descriptor);

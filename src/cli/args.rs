@@ -42,7 +42,7 @@ tensors: {name: {dtype, shape, shard, offset, bytes}}, warnings}. `shard` counts
 
 const LOAD_EXAMPLES: &str = "\
 Examples:
-  vramp load ./Llama-3.1-8B                  to host memory, and say what the limit was
+  vramp load ./Llama-3.1-8B                  to the first GPU, else to host memory
   vramp load ./Llama-3.1-8B --device null    keep nothing: measures reading, needs little memory
   vramp load ./m --plan-only                 what it would do, without reading
   vramp load ./m --slice 'lm_head.weight=0:0:1000'

@@ -200,6 +200,7 @@ fn an_interruption_is_no_failure() {
 #[test]
 fn a_file_of_the_file_system_gives_the_same_digests_by_each_route() {
     watched(|| {
+        let Some((_double, fake)) = doubles(Config::default(), Plan::default()) else { return };
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = folder.path().join("model.safetensors");
         let (a, b) = (3 << 20, (1 << 20) + 4096);
@@ -210,7 +211,6 @@ fn a_file_of_the_file_system_gives_the_same_digests_by_each_route() {
         );
         let data = Random::new(3).bytes(a + b);
         std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).unwrap();
-        let Some((_double, fake)) = doubles(Config::default(), Plan::default()) else { return };
         let checkpoint = Checkpoint::open(&path).unwrap();
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let digests = |route| {

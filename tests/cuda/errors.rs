@@ -155,16 +155,18 @@ fn what_does_not_fit_is_refused_before_anything_is_read() {
 
 #[test]
 fn memory_that_may_not_be_locked_is_told_once_and_the_load_goes_on() {
-    let synthetic = Synthetic::new(31, 2, 100_000, |_, file| file);
-    for schedule in schedules(2) {
-        let config = Config { pin_limit: Some(20 << 10), ..scheduled(schedule) };
-        let Some(_double) = Rig::double(Config { pageable_is_error: false, ..config }) else { return };
-        let options =
-            TransferOptions { staging: Some(Staging { count: 3, bytes: 16 << 10 }), ..TransferOptions::default() };
-        let loaded = load(&synthetic, options).unwrap();
-        let [fallback] = loaded.report.fallbacks.as_slice() else { panic!("{:?}", loaded.report.fallbacks) };
-        assert!(fallback.what.contains("locked") && fallback.why.contains("ulimit -l"), "{fallback:?}");
-    }
+    watched(|| {
+        let synthetic = Synthetic::new(31, 2, 100_000, |_, file| file);
+        for schedule in schedules(2) {
+            let config = Config { pin_limit: Some(20 << 10), ..scheduled(schedule) };
+            let Some(_double) = Rig::double(Config { pageable_is_error: false, ..config }) else { return };
+            let options =
+                TransferOptions { staging: Some(Staging { count: 3, bytes: 16 << 10 }), ..TransferOptions::default() };
+            let loaded = load(&synthetic, options).unwrap();
+            let [fallback] = loaded.report.fallbacks.as_slice() else { panic!("{:?}", loaded.report.fallbacks) };
+            assert!(fallback.what.contains("locked") && fallback.why.contains("ulimit -l"), "{fallback:?}");
+        }
+    });
 }
 
 #[test]

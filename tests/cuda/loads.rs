@@ -220,6 +220,8 @@ fn each_device_has_its_own_memory_and_its_own_context() {
         check(&mut loader.with_storage(Arc::new(synthetic.storage.clone())), &synthetic, "device");
     }
     let stats = double.stats();
+    let calls = double.calls();
+    assert_eq!(calls["cuCtxPushCurrent_v2"], calls["cuCtxPopCurrent_v2"], "threads get their own context back");
     assert_eq!(stats.devices[0].h2d.bytes, 0, "nothing went to the first GPU");
     assert!(stats.devices[1].h2d.bytes > 0 && stats.devices[1].h2d.bytes == stats.devices[2].h2d.bytes);
 }

@@ -10,6 +10,7 @@ mod misuse;
 mod pipeline;
 mod probe;
 mod program;
+mod uploads;
 
 use std::sync::Arc;
 

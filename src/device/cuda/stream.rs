@@ -124,8 +124,8 @@ impl CudaStream {
         compiled.is_ok()
     }
 
-    /// What is to be done with each piece, checked: every byte that is read lies in the buffer, and every byte that is
-    /// written in the piece's own region.
+    /// What is to be done with each piece, checked: every byte that is read lies in the buffer (and in its copy, where it goes
+    /// by that), and every byte that is written in the piece's own region.
     fn sort(&self, buffer: &StagingBuffer, pieces: &[(Piece, Region)]) -> Result<Jobs> {
         let misfit = || Error::Poisoned { what: "a piece leaves its staging buffer or its region" };
         let mut jobs = Jobs::default();
@@ -320,8 +320,8 @@ impl CudaUpload {
         let stream = &self.lane.stream;
         for range in jobs.scratch_ranges() {
             let (from, bytes) = (source.wrapping_add(size(range.start)), size(range.end - range.start));
-            // SAFETY: `sort` has checked that the range lies in the buffer, which the scratch area is as long as; the stream's
-            // order keeps it from the upload before.
+            // SAFETY: `sort` has checked that the range lies in the buffer, and that the scratch area is as long as that; the
+            // stream's order keeps it from the upload before.
             unsafe { stream.copy_in(bound, scratch.at(range.start), from, bytes) }?;
         }
         let kernels = self.gpu.kernels();
