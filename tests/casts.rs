@@ -382,3 +382,14 @@ fn what_nothing_can_become_is_a_wrong_request() {
         assert!(matches!(error, Error::Request { .. }) && error.to_string().contains("not to F"), "{error}");
     }
 }
+
+#[test]
+fn memory_of_another_device_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = values(folder.path(), &[("a", &[1.0, 2.0])]);
+    let mut loader = Loader::new(Arc::new(LazyDevice::new(1)), TransferOptions::default());
+    let selected = checkpoint.select(&Selection::default()).unwrap();
+    let prepared = loader.prepare_into(&checkpoint, &selected, &[("a".into(), 0)].into()).unwrap();
+    let error = loader.load_into(&checkpoint, &prepared, CpuDevice::new().alloc(100).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("cpu") && error.to_string().contains("lazy"), "{error}");
+}

@@ -29,6 +29,8 @@ struct Job {
     /// What the whole checkpoint must be like, under which names.
     demand: Option<(PathBuf, Selection)>,
     device: Arc<dyn Device>,
+    /// What a person should know of the choice of the device.
+    warnings: Vec<String>,
     transfer: TransferOptions,
     progress: Option<Arc<Progress>>,
     way: Way,
@@ -94,7 +96,7 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     }
     let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared, output)?;
     let proofs = got.proofs(args, &prepared, interrupt)?;
-    show(&got, &prepared, &proofs, output)?;
+    show(&job, &got, &prepared, &proofs, output)?;
     if job.device.limits().host_visible {
         // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
         std::mem::forget((got, loader));
@@ -108,12 +110,16 @@ impl Job {
         refuse_contradictions(args, way)?;
         let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
         let selection = options::selection(&args.selection);
+        let mut warnings = Vec::new();
+        let device = open_device(args, &mut warnings)?;
+        output.warnings(&warnings);
         Ok(Job {
             path: args.path.clone(),
             open: options::open(&args.how),
             demand: args.spec.clone().map(|spec| (spec, options::names(&args.selection.names))),
             selection,
-            device: open_device(args, output)?,
+            device,
+            warnings,
             transfer: TransferOptions {
                 route: route(args.transfer.route),
                 staging: args.transfer.staging,
@@ -204,15 +210,16 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
     Err(Failure::Usage(wrong.to_owned()))
 }
 
-/// The device that was named, or the one that is best where what else was asked for allows it.
-fn open_device(args: &LoadArgs, output: Output) -> Result<Arc<dyn Device>, Failure> {
+/// The device that was named, or the one that is best where what else was asked for allows it; a driver that is there and
+/// cannot be used is worth a warning.
+fn open_device(args: &LoadArgs, warnings: &mut Vec<String>) -> Result<Arc<dyn Device>, Failure> {
     match (&args.device, args.transfer.align) {
         (_, Some(align)) => Ok(Arc::new(CpuDevice::with_align(align))),
         (Some(name), None) => Ok(device::open(name)?),
         (None, None) if args.transfer.route == RouteArg::View => Ok(Arc::new(CpuDevice::new())),
         (None, None) => {
             let (device, unusable) = device::open_default();
-            output.warnings(&unusable.map(|error| format!("{error}; loading to cpu")).into_iter().collect::<Vec<_>>());
+            warnings.extend(unusable.map(|error| format!("{error}; loading to cpu")));
             Ok(device)
         }
     }
@@ -277,11 +284,11 @@ impl Got {
     }
 }
 
-fn show(got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: Output) -> Result<(), Failure> {
+fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: Output) -> Result<(), Failure> {
     let report = got.report();
     if output.json {
         let tensors = tensor_lines(prepared, proofs);
-        let warnings = got.warnings();
+        let warnings: Vec<&String> = job.warnings.iter().chain(got.warnings()).collect();
         return output
             .json(&json!({"device": report.device, "tensors": tensors, "report": report, "warnings": warnings}));
     }
@@ -324,7 +331,8 @@ fn tensor_lines<'a>(prepared: &'a Prepared, proofs: &'a Proofs<'_>) -> BTreeMap<
 
 fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Output) -> Result<(), Failure> {
     if output.json {
-        let (device, warnings) = (job.device.name(), checkpoint.warnings());
+        let warnings: Vec<&String> = job.warnings.iter().chain(checkpoint.warnings()).collect();
+        let device = job.device.name();
         return output.json(&json!({
             "device": device,
             "tensors": tensor_lines(prepared, &Proofs::default()),

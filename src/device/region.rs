@@ -31,6 +31,11 @@ pub trait Memory: Send + Sync {
         None
     }
 
+    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it, where that is known.
+    fn owner(&self) -> Option<String> {
+        None
+    }
+
     /// Copies `range` back into host memory; `target` has its length.
     ///
     /// # Errors
@@ -130,6 +135,14 @@ impl Arena {
         match &self.backing {
             Backing::Host(_) => None,
             Backing::Device(memory) => memory.address(),
+        }
+    }
+
+    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it, where that is known.
+    pub fn owner(&self) -> Option<String> {
+        match &self.backing {
+            Backing::Host(_) => Some("cpu".to_owned()),
+            Backing::Device(memory) => memory.owner(),
         }
     }
 

@@ -321,11 +321,16 @@ impl Loader {
     /// tensors' bytes meanwhile; after an error they hold a mixture of old and new.
     ///
     /// # Errors
-    /// As [`Loader::load`]; and when the memory is too small for the plan, or a tensor's address is misaligned for its type.
+    /// As [`Loader::load`]; and when the memory is another device's, too small for the plan, or a tensor's address is misaligned for its type.
     pub fn load_into(&mut self, checkpoint: &Checkpoint, prepared: &Prepared, arena: Arena) -> Result<Loaded> {
         let (needed, found) = (prepared.plan.arena_bytes, arena.len());
         if found < needed {
             let what = format!("the memory to load into has {found} bytes; the last tensor ends at byte {needed}");
+            return Err(Error::Request { what, hint: None });
+        }
+        if let Some(other) = arena.owner().filter(|device| *device != self.device.name()) {
+            let what =
+                format!("the memory to load into is that of {other}, and this loader is for {}", self.device.name());
             return Err(Error::Request { what, hint: None });
         }
         let first = arena.address().unwrap_or(0); // the host's memory begins on a page

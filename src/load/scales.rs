@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::open_same;
 use crate::checkpoint::Shard;
 use crate::convert::decode_f32;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::Strided;
 use crate::os;
@@ -39,8 +40,22 @@ fn read_table(
         }
         file.check_unchanged()?;
     }
+    if let Some(scale) = beyond_f32(&bytes, &table.dtype) {
+        let path = table.runs.first().and_then(|run| shards.get(run.shard as usize)).map(|shard| shard.path.clone());
+        let what = format!("holds the scale {scale:e}, and scales are multiplied as F32, which reaches to 3.4e38");
+        return Err(Error::Unsupported { path: path.unwrap_or_default(), tensor: Some(table.name.to_string()), what });
+    }
     let values = decode_f32(&bytes, &table.dtype);
     values.map(Into::into).ok_or(Error::Poisoned { what: "scales of a type that the selection refused" })
+}
+
+/// A finite scale that would become infinite: only F64 has such.
+fn beyond_f32(bytes: &[u8], dtype: &Dtype) -> Option<f64> {
+    let words = if *dtype == Dtype::F64 { bytes } else { &[] };
+    let (words, _) = words.as_chunks::<8>();
+    #[allow(clippy::cast_possible_truncation)] // the question is whether it is
+    let lost = |scale: &f64| scale.is_finite() && (*scale as f32).is_infinite();
+    words.iter().map(|word| f64::from_le_bytes(*word)).find(lost)
 }
 
 /// Room for a table as stored, once it is clear that there is room to decode it as well.
@@ -64,7 +79,6 @@ fn word(bytes: u64) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
     use crate::source::OpenFile as _;
     use crate::testing::{MemoryFile, MemoryStorage};
 
@@ -81,6 +95,14 @@ mod tests {
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
         let values = read_table(&storage, &[shard], &table(&[half(0, 0), half(4, 2)]), &Fallbacks::default()).unwrap();
         assert_eq!(*values, [0, 1, 2, 3, 4, 5, 6, 7].map(|power| f32::powi(2.0, power)));
+    }
+
+    #[test]
+    fn a_scale_beyond_f32_is_refused_instead_of_becoming_infinite() {
+        let bytes = |scales: &[f64]| scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(beyond_f32(&bytes(&[1.0, f64::INFINITY, f64::NAN, -1e300]), &Dtype::F64), Some(-1e300));
+        assert_eq!(beyond_f32(&bytes(&[1.0, 3.4e38, f64::NEG_INFINITY]), &Dtype::F64), None);
+        assert_eq!(beyond_f32(&bytes(&[1e300]), &Dtype::F32), None);
     }
 
     #[test]

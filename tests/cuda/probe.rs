@@ -89,3 +89,20 @@ fn a_driver_that_does_not_start_says_why() {
     let (fallen_back, why) = device::open_default();
     assert!(fallen_back.name() == "cpu" && why.unwrap().to_string().contains("803"), "a broken driver is told");
 }
+
+#[test]
+fn a_program_that_falls_back_says_why_to_programs_too() {
+    if Rig::double(Config::default()).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    swcuda::Double::link_folder(folder.path());
+    let file = folder.path().join("m.safetensors");
+    std::fs::write(&file, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let mut vramp = std::process::Command::new(env!("CARGO_BIN_EXE_vramp"));
+    let ran = vramp.args(["load", "--json"]).arg(&file).env("SWCUDA_FAULTS", "cuInit:1=803");
+    let output = ran.env("LD_LIBRARY_PATH", folder.path()).env("SWCUDA_QUIET", "1").output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["device"], "cpu");
+    assert!(json["warnings"][0].as_str().unwrap().contains("803"), "{json}");
+}

@@ -173,6 +173,10 @@ impl Memory for DeviceMemory {
         self.bytes
     }
 
+    fn owner(&self) -> Option<String> {
+        Some(self.gpu.name())
+    }
+
     fn address(&self) -> Option<u64> {
         (self.bytes > 0).then_some(self.address)
     }

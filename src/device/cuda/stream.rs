@@ -3,12 +3,12 @@
 //! Large pieces are copied to their place at once, rows as one strided copy. What is to be converted, and crumbs where there
 //! are very many, is copied to a scratch area first and moved from there by kernels. An upload owns its buffer and its regions
 //! until its event has passed; one that is dropped, or that the driver refuses half-way, is waited for. The scratch area
-//! belongs to one stream, whose order keeps uploads apart; what the host writes or reads of an upload (its *notes*) belongs to
-//! the staging buffer's number, of which there is one in flight at most. Nothing here decides what is copied.
+//! belongs to one stream, whose order keeps uploads apart; what the host writes or reads of an upload (its *notes*) is
+//! the upload's alone until it is over. Nothing here decides what is copied.
 #![allow(unsafe_code)] // starts copies between memory that this file's objects own
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::Refusal;
 use super::gpu::{Bound, Gpu};
@@ -58,14 +58,18 @@ struct Kit {
     scratch: Vec<DeviceMemory>,
     /// Bytes of each scratch area before its notes.
     buffer_bytes: u64,
-    /// For each staging buffer, what the host writes and reads of its upload.
+    /// As many as there are staging buffers: what the host writes and reads of an upload.
     notes: Option<Notes>,
     /// The tables of scales.
     scales: Vec<DeviceMemory>,
 }
 
 /// Host memory for the notes of all uploads in flight.
-struct Notes(PinnedBlock);
+struct Notes {
+    block: PinnedBlock,
+    /// Those that no upload has.
+    free: Mutex<Vec<usize>>,
+}
 
 impl CudaStream {
     pub(super) fn new(gpu: &Arc<Gpu>, count: usize, fallbacks: &Fallbacks) -> Result<CudaStream> {
@@ -105,8 +109,9 @@ impl Stream for CudaStream {
         let lane = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
         let regions = pieces.into_iter().map(|(_, region)| region).collect();
         let kit = Arc::clone(&self.kit);
-        let mut upload =
-            CudaUpload { gpu: Arc::clone(&gpu), lane, kit, cargo: Some((buffer, regions)), end: None, casts: None };
+        let slot = if jobs.needs_scratch() { Some(kit.free_notes()?) } else { None };
+        let cargo = Some((buffer, regions));
+        let mut upload = CudaUpload { gpu: Arc::clone(&gpu), lane, kit, slot, cargo, end: None, casts: None };
         // An error drops the upload, which waits for what it has started.
         let started = upload.start(&bound, turn, jobs);
         started.map_err(|refusal| gpu.error("start a copy", refusal))?;
@@ -208,7 +213,13 @@ impl Kit {
         let upload = |table: &Arc<[f32]>| upload_table(gpu, bound, lane, table);
         let scales = needs.scales.iter().map(upload).collect::<Result<_>>()?;
         let buffer_bytes = scratch_bytes - NOTE_BYTES as u64;
-        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes(notes)), scales })
+        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes::new(notes)), scales })
+    }
+
+    /// The number of notes that no upload has.
+    fn free_notes(&self) -> Result<usize> {
+        let free = self.notes.as_ref().and_then(|notes| notes.free().pop());
+        free.ok_or(Error::Poisoned { what: "more uploads in flight than were prepared for" })
     }
 
     /// Whether a kernel that converts `piece` to the address `to` meets whole and aligned elements, each with a scale if any.
@@ -251,11 +262,18 @@ fn upload_table(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, table: &
 }
 
 impl Notes {
-    /// The notes of the upload from staging buffer number `index`.
-    fn of(&self, index: usize) -> Option<*mut u8> {
-        let start = index.checked_mul(NOTE_BYTES)?;
-        let fits = start.checked_add(NOTE_BYTES)? <= self.0.len();
-        fits.then(|| self.0.start().wrapping_add(start))
+    fn new(block: PinnedBlock) -> Notes {
+        let free = (0..block.len() / NOTE_BYTES).collect();
+        Notes { block, free: Mutex::new(free) }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The notes number `slot`, which [`Notes::free`] has given out.
+    fn of(&self, slot: usize) -> *mut u8 {
+        self.block.start().wrapping_add(slot * NOTE_BYTES)
     }
 }
 
@@ -264,6 +282,8 @@ struct CudaUpload {
     gpu: Arc<Gpu>,
     lane: Arc<Lane>,
     kit: Arc<Kit>,
+    /// The notes it has, if it needs some.
+    slot: Option<usize>,
     /// What the GPU may be reading and writing; taken when that is over.
     cargo: Option<(StagingBuffer, Vec<Region>)>,
     /// Recorded when everything had been started.
@@ -285,9 +305,8 @@ impl CudaUpload {
     fn start(&mut self, bound: &Bound<'_>, turn: usize, jobs: Jobs) -> Result<(), Refusal> {
         let Some((buffer, _)) = &self.cargo else { return Ok(()) };
         let source = buffer.bytes().as_ptr();
-        let index = buffer.index();
         if jobs.needs_scratch() {
-            self.start_scratch(bound, (source, index), turn, &jobs)?;
+            self.start_scratch(bound, source, turn, &jobs)?;
         }
         for &(piece, to) in &jobs.copies {
             let from = source.wrapping_add(size(piece.at));
@@ -306,16 +325,10 @@ impl CudaUpload {
     }
 
     /// Starts what goes by way of the scratch area.
-    fn start_scratch(
-        &mut self,
-        bound: &Bound<'_>,
-        (source, index): (*const u8, usize),
-        turn: usize,
-        jobs: &Jobs,
-    ) -> Result<(), Refusal> {
+    fn start_scratch(&mut self, bound: &Bound<'_>, source: *const u8, turn: usize, jobs: &Jobs) -> Result<(), Refusal> {
         const UNPREPARED: Refusal = Refusal { call: "vramp", code: 1 };
         let kit = Arc::clone(&self.kit);
-        let notes = kit.notes.as_ref().and_then(|notes| notes.of(index)).ok_or(UNPREPARED)?;
+        let notes = kit.notes.as_ref().zip(self.slot).map(|(notes, slot)| notes.of(slot)).ok_or(UNPREPARED)?;
         let scratch = kit.scratch.get(turn).ok_or(UNPREPARED)?;
         let stream = &self.lane.stream;
         for range in jobs.scratch_ranges() {
@@ -341,12 +354,12 @@ impl CudaUpload {
     }
 
     /// How long converting took, and which pieces had finite numbers become infinite. Only after the end.
-    fn read_notes(&self, bound: &Bound<'_>, index: usize) -> Result<(f64, Vec<(usize, u64)>), Refusal> {
+    fn read_notes(&self, bound: &Bound<'_>) -> Result<(f64, Vec<(usize, u64)>), Refusal> {
         let Some(casts) = &self.casts else { return Ok((0.0, Vec::new())) };
         let seconds = casts.to.seconds_since(bound, &casts.from)?;
-        let notes = self.kit.notes.as_ref().and_then(|notes| notes.of(index));
-        let counters = notes.map_or(&[][..], |notes| {
-            let start = notes.wrapping_add(TABLE_BYTES).cast::<u64>();
+        let notes = self.kit.notes.as_ref().zip(self.slot);
+        let counters = notes.map_or(&[][..], |(notes, slot)| {
+            let start = notes.of(slot).wrapping_add(TABLE_BYTES).cast::<u64>();
             // SAFETY: the counters lie in the notes, aligned (both sizes before them are multiples of 8), and the copy that
             // filled them is over; nobody writes them before this upload's buffer is free again.
             unsafe { std::slice::from_raw_parts(start, casts.pieces.len()) }
@@ -437,18 +450,21 @@ impl Upload for CudaUpload {
         let Some(end) = &self.end else { return Err(lost) };
         end.wait(&bound).map_err(refused)?;
         let Some((buffer, regions)) = self.cargo.take() else { return Err(lost) };
-        let (convert_seconds, overflows) = self.read_notes(&bound, buffer.index()).map_err(refused)?;
+        let (convert_seconds, overflows) = self.read_notes(&bound).map_err(refused)?;
         Ok(Uploaded { buffer, regions, overflows, convert_seconds })
     }
 }
 
 impl Drop for CudaUpload {
-    /// The buffer and the regions must not go while the GPU may touch them.
+    /// The buffer, the regions and the notes must not go while the GPU may touch them.
     fn drop(&mut self) {
         if self.cargo.is_some()
             && let Some(bound) = self.gpu.bind_to_release()
         {
             self.lane.stream.drain(&bound);
+        }
+        if let Some((notes, slot)) = self.kit.notes.as_ref().zip(self.slot) {
+            notes.free().push(slot);
         }
     }
 }
