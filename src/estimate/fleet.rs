@@ -147,7 +147,7 @@ pub fn simulate(fleet: &Fleet) -> Vec<Outcome> {
     let peers = [Way::SharedStorage, Way::ObjectStorage].into_iter().filter_map(|way| fleet.by_peers(way));
     let peers: Vec<_> = peers.filter(is_finite).collect();
     outcomes.extend(quickest(&peers).cloned());
-    let nvme = [source.and_then(|source| fleet.filling_nvme(source)), fleet.nvme.map(|nvme| fleet.from_nvme(nvme))];
+    let nvme = [source.and_then(|source| fleet.filling_nvme(source)), fleet.nvme.map(|nvme| fleet.reading_nvme(nvme))];
     outcomes.extend(nvme.into_iter().flatten().filter(is_finite));
     outcomes
 }
@@ -278,7 +278,7 @@ impl Fleet {
         self.outcome(way, self.on_gpus(self.wave(rate)), limit, hosts)
     }
 
-    fn from_nvme(&self, nvme: Drives) -> Outcome {
+    fn reading_nvme(&self, nvme: Drives) -> Outcome {
         let (_, limit) = slowest(&[(nvme.read, Limit::NvmeRead), (self.gpu_rate(), Limit::GpuLink)]);
         self.outcome(Way::LocalNvme, self.on_gpus(self.wave(nvme.read)), limit, 0)
     }
@@ -288,13 +288,14 @@ impl Fleet {
         let (rate, limit) = self.feed(store, 1, self.hosts);
         let fill = self.wave(rate).through(self.chunk() / nvme.write).last();
         let (_, fill_limit) = slowest(&[(rate, limit), (nvme.write, Limit::NvmeWrite)]);
-        let load = self.from_nvme(nvme);
+        let load = self.reading_nvme(nvme);
         let limit = if fill >= load.seconds { fill_limit } else { load.limit };
         let outcome = self.outcome(Way::FilledNvme, fill + load.seconds, limit, self.hosts.max(1));
         Some(Outcome { from: Some(source), ..outcome })
     }
 
-    /// The best way to spread them, over numbers of groups and of stripes that are powers of two.
+    /// The best way to spread them, over numbers of groups and of stripes that are powers of two; of those that are as quick
+    /// the one that reads fewest copies.
     fn by_peers(&self, source: Way) -> Option<Outcome> {
         let store = self.store(source)?;
         let groups = powers_of_two().take_while(|&groups| groups < self.hosts);
@@ -304,7 +305,9 @@ impl Fleet {
             let stripes = stripes.take_while(|&stripes| as_f64(stripes) <= self.chunks());
             stripes.map(move |stripes| self.spread(source, store, groups, stripes))
         });
-        outcomes.reduce(|a, b| if b.seconds < a.seconds { b } else { a })
+        let outcomes: Vec<_> = outcomes.collect();
+        let least = quickest(&outcomes)?.seconds;
+        outcomes.into_iter().find(|outcome| outcome.seconds <= least * (1.0 + WORTHWHILE))
     }
 
     fn spread(&self, source: Way, store: Storage, groups: u64, stripes: u64) -> Outcome {
