@@ -322,6 +322,65 @@ fn estimates_are_s_over_b() {
 }
 
 #[test]
+fn estimates_of_a_chain_name_its_stages_in_order_and_both_times() {
+    let chain = ["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "disk=7GB/s", "--bandwidth"];
+    let chain = [&chain[..], &["host=20GB/s", "--bandwidth", "pcie5x8"]].concat();
+    let said = vramp(&chain).out;
+    for part in ["disk -> host -> pcie5x8", "20.0 s  = S/B", "32.0 s  if no stage overlapped", "the limit"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let json = vramp(&[&chain[..], &["--json"]].concat()).json();
+    assert_eq!((&json["chain"], &json["bound_by"]), (&json!("disk -> host -> pcie5x8"), &json!("disk")));
+    assert_eq!((&json["seconds"], &json["seconds_one_by_one"]), (&json!(20.0), &json!(32.0)));
+    assert_eq!(json["links"][2], json!({"name": "pcie5x8", "bytes_per_second": 28e9, "seconds": 5.0}));
+}
+
+#[test]
+fn every_named_link_stands_in_the_help_and_in_the_docs() {
+    let help = vramp(&["estimate", "--help"]).out;
+    let docs = include_str!("../docs/links.md");
+    for (name, rate) in vramp::estimate::NAMED_LINKS {
+        assert!(help.contains(name) && docs.contains(&format!("`{name}`")), "{name}");
+        let gb = (rate / 1e9).to_string();
+        let row = docs.lines().find(|line| line.contains(&format!("`{name}`"))).unwrap();
+        assert!(row.replace(',', "").split_whitespace().any(|word| word == gb), "{name} is {gb} GB/s: {row}");
+    }
+}
+
+#[test]
+fn estimates_of_mixtures_count_experts_and_scales() {
+    let mixture =
+        ["estimate", "--parameters", "1.6B=bf16", "--experts", "8x5.6B=fp8", "--scales", "128x128=f32", "--json"];
+    let json = vramp(&mixture).json();
+    let scales = 44_800_000_000_u64.div_ceil(128 * 128) * 4;
+    assert_eq!((&json["scale_bytes"], &json["dtype"]), (&json!(scales), &Value::Null));
+    assert_eq!(json["bytes"], json!(3_200_000_000 + 44_800_000_000 + scales));
+    assert_eq!(json["parts"][1], json!({"parameters": 5_600_000_000_u64, "dtype": "F8_E4M3", "copies": 8}));
+    let folder = folder();
+    let json = vramp(&["estimate", &small(folder.path()), "--json"]).json();
+    let parts = json!([{"parameters": 6, "dtype": "F32", "copies": 1}, {"parameters": 2, "dtype": "I64", "copies": 1}]);
+    assert_eq!((&json["parts"], &json["bytes"], &json["seconds"]), (&parts, &json!(40), &Value::Null));
+}
+
+#[test]
+fn estimates_of_a_fleet_say_which_way_is_best_and_from_when_on() {
+    let fleet = ["estimate", "--parameters", "70B", "--dtype", "f16", "--shared", "20GB/s,20GB/s", "--nic", "10GB/s"];
+    let fleet = [&fleet[..], &["--nvme", "7GB/s,5GB/s", "--fleet"]].concat();
+    let json = vramp(&[&fleet[..], &["64", "--json"]].concat()).json();
+    let ways = json["fleet"]["ways"].as_array().unwrap();
+    let seconds = |way: &str| ways.iter().find(|one| one["way"] == way).unwrap()["seconds"].as_f64().unwrap();
+    assert!((seconds("shared_storage") - 64.0 * 140.0 / 20.0).abs() < 0.1);
+    assert!((seconds("local_nvme") - 140.0 / 7.0).abs() < 0.1);
+    assert!((14.0..14.2).contains(&seconds("peers")), "every host takes all of it over its card: {ways:?}");
+    let flips = json!([{"hosts": 1, "way": "shared_storage"}, {"hosts": 3, "way": "peers"}]);
+    assert_eq!((&json["fleet"]["best"], &json["fleet"]["flips"]), (&json!("peers"), &flips));
+    let said = vramp(&[&fleet[..], &["64"]].concat()).out;
+    for part in ["64 hosts of 8 GPUs", "peers from 3 hosts on", "448 s", "one copy leaves the store"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
 fn names_from_files_cannot_command_a_terminal() {
     let folder = folder();
     let path = folder.path().join("m.safetensors");
@@ -375,6 +434,13 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "7"], 2, "usage"),
         (&["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "-7GB/s"], 2, "usage"),
         (&["estimate", "--parameters", "0", "--dtype", "f16"], 2, "usage"),
+        (&["estimate", "--parameters", "7B"], 2, "usage"),
+        (&["estimate", "--parameters", "7B=f16", "--scales", "32=f32"], 2, "usage"),
+        (&["estimate", "--parameters", "7B=f16", "--dtype", "bf16"], 2, "usage"),
+        (&["estimate", "--parameters", "20000000000B=f64"], 2, "usage"),
+        (&["estimate", "--parameters", "7B=f16", "--nic", "10gbe"], 2, "usage"),
+        (&["estimate", "--parameters", "7B=f16", "--fleet", "0"], 2, "usage"),
+        (&["estimate", "--parameters", "7B=f16", "--fleet", "2", "--bandwidth", "7GB/s"], 2, "usage"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
         (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
         (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),

@@ -70,10 +70,19 @@ Exit status 0: it matches, 1: it does not.";
 const ESTIMATE_EXAMPLES: &str = "\
 Examples:
   vramp estimate --parameters 70B --dtype f16 --bandwidth 12GB/s
-  vramp estimate ./Llama-3.1-8B --bandwidth disk=7GB/s --bandwidth pcie5x16
+  vramp estimate ./Llama-3.1-8B --bandwidth disk=7GB/s --bandwidth host=20GB/s --bandwidth pcie5x16
   vramp estimate ./Llama-3.1-8B                    against every link that has a name
+  vramp estimate --parameters 1.6B=bf16 --experts 8x5.6B=fp8 --scales 128x128=f32
+  vramp estimate --parameters 70B --dtype f16 --fleet 64
+  vramp estimate ./m --fleet 64 --shared 5GB/s,40GB/s --nvme nvme-gen4,5GB/s --nic 200gbe
 
-A load runs its stages at the same time, so the slowest link decides: T = S/B.";
+A load runs its stages at the same time, so the slowest link decides: T = S/B. Where each named
+bandwidth comes from stands in docs/links.md; what a fleet's figures assume, in docs/scaling.md.
+
+JSON: {bytes, parameters, dtype, parts: [{parameters, dtype, copies}], scale_bytes, links: [{name,
+bytes_per_second, seconds}], chain, bound_by, seconds, seconds_one_by_one, warnings}, and with
+--fleet also fleet: {hosts, .., ways: [{way, seconds, limit, from, storage_bytes, spread}], best,
+flips: [{hosts, way}]}; there are no links then, and seconds is null. No limit is null, too.";
 
 const DEMO_EXAMPLES: &str = "\
 It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
@@ -356,25 +365,78 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArgs {
     /// A checkpoint: S is the size of its tensors.
-    #[arg(value_name = "PATH", required_unless_present = "parameters", conflicts_with_all = ["parameters", "dtype"], value_hint = ValueHint::AnyPath)]
+    #[arg(value_name = "PATH", required_unless_present_any = ["parameters", "experts"], conflicts_with_all = ["parameters", "experts", "dtype", "scales"], value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
-    /// Number of parameters, as 70B, 560M or 123456; with --dtype.
-    #[arg(long, value_name = "COUNT", requires = "dtype", allow_hyphen_values = true, value_parser = values::parameters)]
-    pub(crate) parameters: Option<u64>,
-    /// Their element type, as f16, bf16, F8_E4M3.
-    #[arg(long, value_name = "DTYPE", requires = "parameters", value_parser = values::dtype)]
+    /// Number of parameters, as 70B, 560M or 123456, with --dtype or as 70B=f16 (repeatable).
+    ///
+    /// Several make a mixture: --parameters 2B=bf16 --parameters 68B=fp8.
+    #[arg(long, value_name = "COUNT[=DTYPE]", action = ArgAction::Append, allow_hyphen_values = true, value_parser = values::part)]
+    pub(crate) parameters: Vec<values::Part>,
+    /// Experts of a mixture and the parameters of one over all layers: 8x5.6B, 8x5.6B=fp8 (repeatable).
+    ///
+    /// They are added to --parameters, which then counts what is not in experts. All of them are loaded, however few are
+    /// active for a token.
+    #[arg(long, value_name = "NxCOUNT[=DTYPE]", action = ArgAction::Append, value_parser = values::experts)]
+    pub(crate) experts: Vec<values::Part>,
+    /// The element type of those that name none, as f16, bf16, F8_E4M3.
+    #[arg(long, value_name = "DTYPE", value_parser = values::dtype)]
     pub(crate) dtype: Option<vramp::dtype::Dtype>,
+    /// Scales stored beside weights of 8 bits or fewer: 128x128=f32, 32=F8_E8M0 or 16=fp8.
+    ///
+    /// One scale a block of so many elements. They are part of S, not of the number of parameters.
+    #[arg(long, value_name = "BLOCK=DTYPE", value_parser = values::scales)]
+    pub(crate) scales: Option<vramp::estimate::Scales>,
     /// A link that every byte passes: 12GB/s, NAME=12GB/s, or a named one (repeatable).
     ///
-    /// Named: pcie3x16, pcie4x16, pcie5x16, nvlink-c2c, nvme-gen3, nvme-gen4, nvme-gen5, sata-ssd, 10gbe, 25gbe, 100gbe.
-    /// Without --bandwidth, each of them is shown.
+    /// In the order in which a byte passes them. Named: pcie3x16, pcie4x16, pcie5x16, pcie6x16 (also x8 and x4), nvlink-c2c,
+    /// nvme-gen3, nvme-gen4, nvme-gen5, sata-ssd, usb3-5g, usb3-10g, usb4-40g, ebs-gp3, ebs-gp3-max, ebs-io2, s3-stream,
+    /// s3-many, 10gbe, 25gbe, 40gbe, 100gbe, 200gbe, 400gbe: what well-made software reaches on one of them. Without
+    /// --bandwidth, each of them is shown.
     #[arg(long, value_name = "LINK", action = ArgAction::Append, allow_hyphen_values = true, value_parser = values::link)]
     pub(crate) bandwidth: Vec<Link>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) fleet: FleetArgs,
+    #[command(flatten)]
     pub(crate) how: OpenHow,
+}
+
+/// Many hosts at once.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Fleet")]
+pub(crate) struct FleetArgs {
+    /// So many hosts start this model at once: how long by shared storage, object storage, local drives and peers.
+    ///
+    /// A simulation of the stores, cards, drives and GPU links below. Without --shared, --object and --nvme all three are
+    /// there: 5GB/s,20GB/s and s3-many,100GB/s and nvme-gen4,5GB/s, which are examples and no facts.
+    #[arg(long, value_name = "HOSTS", conflicts_with = "bandwidth", value_parser = values::hosts)]
+    pub(crate) fleet: Option<u64>,
+    /// A shared file system: what one host gets of it, and what all get together (without it: no limit).
+    #[arg(long, value_name = "PER_HOST[,TOTAL]", requires = "fleet", value_parser = values::pair)]
+    pub(crate) shared: Option<values::Pair>,
+    /// An object store, likewise.
+    #[arg(long, value_name = "PER_HOST[,TOTAL]", requires = "fleet", value_parser = values::pair)]
+    pub(crate) object: Option<values::Pair>,
+    /// The drives of a host together: reading, and writing (without it: as fast).
+    #[arg(long, value_name = "READ[,WRITE]", requires = "fleet", value_parser = values::pair)]
+    pub(crate) nvme: Option<values::Pair>,
+    /// The network card of a host, in each direction.
+    #[arg(long, value_name = "LINK", requires = "fleet", default_value = "100gbe", value_parser = values::link)]
+    pub(crate) nic: Link,
+    /// The link to each GPU.
+    #[arg(long, value_name = "LINK", requires = "fleet", default_value = "pcie5x16", value_parser = values::link)]
+    pub(crate) gpu_link: Link,
+    /// GPUs of a host; each takes its share of the model.
+    #[arg(long, value_name = "COUNT", requires = "fleet", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) gpus: u64,
+    /// Each GPU takes the whole model, which the host still fetches once.
+    #[arg(long, requires = "fleet")]
+    pub(crate) gpu_copies: bool,
+    /// The piece that is passed on from stage to stage and from peer to peer.
+    #[arg(long, value_name = "BYTES", requires = "fleet", default_value = "16MiB", value_parser = values::bytes)]
+    pub(crate) chunk: u64,
 }
 
 #[derive(Debug, Args)]

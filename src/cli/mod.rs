@@ -8,6 +8,7 @@ mod demo;
 mod digests;
 mod documents;
 mod estimate;
+mod fleet;
 mod inspect;
 mod interrupt;
 mod load;

@@ -8,11 +8,14 @@ use bytesize::ByteSize;
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
 use vramp::dtype::Dtype;
-use vramp::estimate::{Link, NAMED_LINKS};
+use vramp::estimate::{Link, NAMED_LINKS, Scales};
 use vramp::report::Staging;
 
 /// The smallest staging buffer that any block of direct I/O fits in.
 const MIN_STAGING_BYTES: u64 = 4096;
+
+/// More hosts than anybody starts at once.
+const MAX_HOSTS: u64 = 100_000;
 
 type Parsed<T> = Result<T, String>;
 
@@ -21,6 +24,21 @@ type Parsed<T> = Result<T, String>;
 pub(crate) struct Rank {
     pub(crate) rank: u64,
     pub(crate) world: u64,
+}
+
+/// Parameters of one type, once or as often as there are experts. Without a type, that of `--dtype`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) copies: u64,
+    pub(crate) parameters: u64,
+    pub(crate) dtype: Option<Dtype>,
+}
+
+/// Two bandwidths, in bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pair {
+    pub(crate) first: f64,
+    pub(crate) second: Option<f64>,
 }
 
 /// Tensors and the dimension that they are cut along.
@@ -171,15 +189,55 @@ pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
     }
 }
 
-/// `12GB/s`, `disk=7GB/s`, `pcie4x16`.
+/// `70B`, `2B=bf16`.
+pub(crate) fn part(text: &str) -> Parsed<Part> {
+    let (count, of_type) = text.split_once('=').map_or((text, None), |(count, name)| (count, Some(name)));
+    Ok(Part { copies: 1, parameters: parameters(count)?, dtype: of_type.map(dtype).transpose()? })
+}
+
+/// `8x5.6B`, `256x2.5B=fp8`.
+pub(crate) fn experts(text: &str) -> Parsed<Part> {
+    let wanted =
+        || "experts are their number and the parameters of one, over all layers: 8x5.6B, 8x5.6B=fp8".to_owned();
+    let (copies, rest) = text.split_once(['x', 'X']).ok_or_else(wanted)?;
+    let copies = copies.trim().parse().ok().filter(|&copies| copies > 0).ok_or_else(wanted)?;
+    Ok(Part { copies, ..part(rest)? })
+}
+
+/// `128x128=f32`, `32=F8_E8M0`.
+pub(crate) fn scales(text: &str) -> Parsed<Scales> {
+    let wanted = || "scales are the block that shares one and their type: 128x128=f32, 32=F8_E8M0, 16=fp8".to_owned();
+    let (block, of_type) = named(text).ok_or_else(wanted)?;
+    let sides = block.split(['x', 'X']).map(|side| side.trim().parse::<u64>().ok());
+    let block = sides.reduce(|a, b| a?.checked_mul(b?)).flatten().filter(|&block| block > 0).ok_or_else(wanted)?;
+    Ok(Scales { block, dtype: dtype(of_type)? })
+}
+
+/// `12GB/s`, `disk=7GB/s`, `pcie4x16`, `disk=nvme-gen4`.
 pub(crate) fn link(text: &str) -> Parsed<Link> {
     let text = text.trim();
-    if let Some(&(name, bytes_per_second)) = NAMED_LINKS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)) {
-        return Ok(Link { name: name.to_owned(), bytes_per_second });
+    if let Some(link) = Link::named(text) {
+        return Ok(link);
     }
-    let (name, rate_text) = named(text).unwrap_or((text, text));
-    let bytes_per_second = rate(rate_text)?;
+    let (name, of) = named(text).unwrap_or((text, text));
+    let bytes_per_second = match Link::named(of) {
+        Some(link) => link.bytes_per_second,
+        None => rate(of)?,
+    };
     Ok(Link { name: name.to_owned(), bytes_per_second })
+}
+
+/// `5GB/s,40GB/s`, `nvme-gen4`: a bandwidth and a second one that may be left out.
+pub(crate) fn pair(text: &str) -> Parsed<Pair> {
+    let (first, second) = text.split_once(',').map_or((text, None), |(first, second)| (first, Some(second)));
+    let of = |text: &str| link(text).map(|link| link.bytes_per_second);
+    Ok(Pair { first: of(first)?, second: second.map(of).transpose()? })
+}
+
+/// Hosts of a fleet.
+pub(crate) fn hosts(text: &str) -> Parsed<u64> {
+    let hosts = text.trim().replace(['_', ','], "").parse().ok().filter(|hosts| (1..=MAX_HOSTS).contains(hosts));
+    hosts.ok_or_else(|| format!("a fleet has 1 to {MAX_HOSTS} hosts"))
 }
 
 /// `12GB/s`, `100Gbit/s`, `12e9B/s`: a number and a unit, which is never guessed.
@@ -318,6 +376,34 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_mixture() {
+        let of = |copies, parameters, dtype| Ok(Part { copies, parameters, dtype });
+        assert_eq!(part("70B"), of(1, 70_000_000_000, None));
+        assert_eq!(part("2B=bf16"), of(1, 2_000_000_000, Some(Dtype::BF16)));
+        assert_eq!(experts("8x5.6B=fp8"), of(8, 5_600_000_000, Some(Dtype::F8_E4M3)));
+        for wrong in ["", "=f16", "2B=", "2B=f17", "f16=2B"] {
+            assert!(part(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["8", "0x2B", "x2B", "8x", "8x0", "-1x2B", "8x2B=f17"] {
+            assert!(experts(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(scales("128x128=f32"), Ok(Scales { block: 16_384, dtype: Dtype::F32 }));
+        assert_eq!(scales("32=F8_E8M0"), Ok(Scales { block: 32, dtype: Dtype::F8_E8M0 }));
+        for wrong in ["128", "0=f32", "x=f32", "128x=f32", "=f32", "32=f17", "99999999999x99999999999=f32"] {
+            assert!(scales(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn pairs_and_hosts() {
+        assert_eq!(pair("5GB/s,40GB/s"), Ok(Pair { first: 5e9, second: Some(40e9) }));
+        assert_eq!(pair("nvme-gen4"), Ok(Pair { first: 7e9, second: None }));
+        assert!(pair("5GB/s,").is_err() && pair(",5GB/s").is_err() && pair("5,40").is_err());
+        assert_eq!((hosts("1"), hosts("10_000")), (Ok(1), Ok(10_000)));
+        assert!(hosts("0").is_err() && hosts("100001").is_err() && hosts("-1").is_err() && hosts("many").is_err());
+    }
+
+    #[test]
     fn bandwidths_tell_bits_from_bytes() {
         let of = |text: &str| link(text).map(|link| link.bytes_per_second);
         assert_eq!(of("12GB/s"), Ok(12e9));
@@ -340,5 +426,7 @@ mod tests {
         assert_eq!((of("0GB/s"), of("-3GB/s")), (of("0B/s"), of("-7B/s")), "both say that it is above zero");
         assert!(of("1e999GB/s").is_err());
         assert_eq!(link("disk=7GB/s").unwrap().name, "disk");
+        assert_eq!(link("disk=NVMe-gen4"), Ok(Link { name: "disk".to_owned(), bytes_per_second: 7e9 }));
+        assert_eq!(of("pcie5x4"), Ok(14e9));
     }
 }
