@@ -12,4 +12,5 @@ mod kernels;
 mod layers;
 mod load;
 mod plan;
+mod trace;
 mod view;

@@ -50,6 +50,7 @@ Examples:
   vramp load ./m --tp 0/4 --tp-dim '*.q_proj.weight=0' --tp-dim '*.o_proj.weight=1'
   vramp load ./m --spec spec.json --strip-prefix module.
   vramp load ./m --digests --json | jq -r '.tensors[].sha256'
+  vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
 JSON: {device, tensors: {name: {dtype, shape, bytes, sha256?, checksum?}}, report, warnings}.";
 
@@ -276,6 +277,12 @@ pub(crate) struct LoadArgs {
     /// When to show progress on stderr; auto: when it is a terminal.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) progress: ProgressArg,
+    /// Write what happened when to FILE, for Perfetto or chrome://tracing.
+    ///
+    /// One lane for each concurrent reader, for each upload, and for the loop between them. A load that fails leaves what it did
+    /// until then.
+    #[arg(long, value_name = "FILE", conflicts_with = "plan_only", value_hint = ValueHint::FilePath)]
+    pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! `vramp load`: loads a checkpoint, reports where the time went, and hashes what was loaded if asked.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +19,7 @@ use super::args::{LoadArgs, ProgressArg, RouteArg};
 use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
+use super::trace::{All, Trace};
 use super::{digests, options, plan, report, strict, text, view};
 
 /// What was meant.
@@ -33,6 +34,7 @@ struct Job {
     warnings: Vec<String>,
     transfer: TransferOptions,
     progress: Option<Arc<Progress>>,
+    trace: Option<Arc<Trace>>,
     way: Way,
 }
 
@@ -75,6 +77,7 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(&job.path, &job.open)?;
     let open_seconds = started.elapsed().as_secs_f64();
+    job.trace.as_ref().map_or(Ok(()), |trace| trace.spare(checkpoint.shards()))?;
     interrupt.check()?;
     if let Some((spec, names)) = &job.demand {
         strict::demand(spec, &checkpoint, &job.open, names)?;
@@ -94,14 +97,17 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     if job.way == Way::PlanOnly {
         return show_plan(&job, &checkpoint, &prepared, output);
     }
-    let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared, output)?;
+    let got = job.carry_out(&mut loader, &checkpoint, &selected, &prepared, output);
+    // Also of a load that failed, whose error then matters more; of one that did not, the report comes first.
+    let traced = job.trace.as_ref().map_or(Ok(()), |trace| trace.write(checkpoint.shards()));
+    let got = got?;
     let proofs = got.proofs(args, &prepared, interrupt)?;
     show(&job, &got, &prepared, &proofs, output)?;
     if job.device.limits().host_visible {
         // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
         std::mem::forget((got, loader));
     }
-    Ok(())
+    traced
 }
 
 impl Job {
@@ -109,6 +115,8 @@ impl Job {
         let way = way(args);
         refuse_contradictions(args, way)?;
         let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
+        let trace = args.trace.as_deref().map(Trace::to).transpose()?;
+        let observer = observer(progress.clone(), trace.clone());
         let selection = options::selection(&args.selection);
         let mut warnings = Vec::new();
         let device = open_device(args, &mut warnings)?;
@@ -125,10 +133,11 @@ impl Job {
                 staging: args.transfer.staging,
                 convert: args.convert.dtype.map(|to| Convert { to, allow_overflow: args.convert.allow_overflow }),
                 cancel: interrupt.cancel(),
-                observer: progress.clone().map(|progress| progress as Arc<dyn Observer>),
+                observer,
                 ..TransferOptions::default()
             },
             progress,
+            trace,
             way,
         })
     }
@@ -152,6 +161,16 @@ impl Job {
         // Those of the checkpoint have been said before the load.
         output.warnings(loaded.warnings.get(checkpoint.warnings().len()..).unwrap_or_default());
         Ok(Got::Copied(loaded))
+    }
+}
+
+/// Whoever wants to be told of the load.
+fn observer(progress: Option<Arc<Progress>>, trace: Option<Arc<Trace>>) -> Option<Arc<dyn Observer>> {
+    match (progress, trace) {
+        (Some(progress), Some(trace)) => Some(Arc::new(All(vec![progress, trace]))),
+        (Some(progress), None) => Some(progress),
+        (None, Some(trace)) => Some(trace),
+        (None, None) => None,
     }
 }
 
@@ -202,6 +221,10 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
         "--align cannot be had with --route view: a view lies where it lies in the file"
     } else if view && args.transfer.staging.is_some() {
         "--staging does nothing with --route view: nothing is copied"
+    } else if view && args.trace.is_some() {
+        "--trace has nothing to show for --route view: nothing is copied"
+    } else if args.trace.as_deref() == Some(Path::new("-")) {
+        "--trace writes a file that appears once it is whole; it cannot be standard output"
     } else if view && way == Way::PlanOnly {
         "--plan-only has nothing to plan for --route view: nothing is read"
     } else {

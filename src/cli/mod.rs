@@ -19,6 +19,7 @@ mod progress;
 mod report;
 mod strict;
 mod text;
+mod trace;
 mod tree;
 mod values;
 mod view;

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::meter::Meter;
 use super::run::Run;
+use super::trace::Tracer;
 use super::{Loader, TransferOptions, open_same};
 use crate::checkpoint::Shard;
 use crate::device::{Device, DirectReads};
@@ -197,7 +198,7 @@ impl Loader {
         let (regions, _written) = self.get_ready(shards, plan, self.device.alloc(plan.arena_bytes)?, &mut engine)?;
         let options = TransferOptions { observer: None, ..self.options.clone() };
         let started = Instant::now();
-        let mut meter = Meter::new(started);
+        let mut meter = Meter::new(started, Tracer::silent());
         let files = self.files(shards, plan);
         Run::new(plan, files, &mut engine, regions, &options, &mut meter, None).finish()?;
         let seconds = started.elapsed().as_secs_f64();

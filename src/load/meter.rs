@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Prepared;
+use super::trace::Tracer;
 use crate::os;
 use crate::report::{Bound, Report, Routes, Stage, StageTime, Stages, Staging, best_rate};
 use crate::source::{Fallback, Route};
@@ -34,10 +35,12 @@ pub(super) struct Meter {
     last_upload: f64,
     /// Wall-clock seconds in which each lane had something in flight.
     pub(super) lanes: [f64; LANES],
+    /// Who is told what happened when.
+    pub(super) tracer: Tracer,
 }
 
 impl Meter {
-    pub(super) fn new(started: Instant) -> Meter {
+    pub(super) fn new(started: Instant, tracer: Tracer) -> Meter {
         Meter {
             started,
             stages: Stages::default(),
@@ -48,6 +51,7 @@ impl Meter {
             first_upload: None,
             last_upload: 0.0,
             lanes: [0.0; LANES],
+            tracer,
         }
     }
 

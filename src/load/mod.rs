@@ -4,7 +4,7 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
+//! time, `trace` tells what happened when. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;
@@ -12,6 +12,7 @@ mod loading;
 mod meter;
 mod run;
 mod scales;
+mod trace;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use loading::Loading;
+pub use trace::{TraceEvent, TraceLane};
 
 pub(crate) use files::open_same;
 
@@ -29,6 +31,7 @@ use gpu_direct::{Consent, TRIAL};
 use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
+use trace::{Span, Tracer};
 
 use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
 use crate::convert::Float;
@@ -94,6 +97,9 @@ pub trait Observer: Send + Sync {
 
     /// `done` bytes of the plan's reads have arrived.
     fn advanced(&self, done: u64);
+
+    /// Something that took time is over. Called some three times for each read, so it should do little.
+    fn event(&self, _event: &TraceEvent) {}
 }
 
 /// A finished load.
@@ -370,17 +376,21 @@ impl Loader {
         if let Some(observer) = &self.options.observer {
             observer.planned(plan);
         }
+        let tracer = Tracer::new(self.options.observer.clone(), prepared);
+        tracer.prepared(prepared);
         let set_up = Instant::now();
         let cpu_before = os::cpu_seconds().total();
         let mut engine = self.engine(plan)?;
         let setup_seconds = set_up.elapsed().as_secs_f64();
+        tracer.step("set_up", Span::since(set_up));
         let allocating = Instant::now();
         let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
         let (regions, written) = self.get_ready(checkpoint.shards(), plan, arena, &mut engine)?;
         if let Some(readiness) = readiness {
             readiness.begin(written.clone());
         }
-        let mut meter = Meter::new(allocating);
+        tracer.step("allocate", Span::since(allocating));
+        let mut meter = Meter::new(allocating, tracer);
         meter.stages.allocate = StageTime {
             seconds: allocating.elapsed().as_secs_f64(),
             bytes: if self.device.limits().keeps { plan.arena_bytes } else { 0 },

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use super::files::Files;
 use super::loading::Readiness;
 use super::meter::{CACHED, DIRECT, GPU_DIRECT, LANES, Meter};
+use super::trace::{Span, TraceLane};
 use super::{Engine, TransferOptions};
 use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
-use crate::plan::{Landing, LoadPlan};
+use crate::plan::{Landing, LoadPlan, PlacedPiece, Transfer};
 use crate::source::{Completed, Read, ReadQueue, Route, Target};
 use crate::staging::{StagingBuffer, StagingPool};
 
@@ -37,6 +38,13 @@ fn lane_of(route: Route) -> usize {
     }
 }
 
+/// A staging buffer on its way to the device.
+struct Uploading {
+    transfer: usize,
+    started: Instant,
+    upload: InFlight,
+}
+
 /// One load in progress.
 pub(super) struct Run<'a> {
     plan: &'a LoadPlan,
@@ -49,8 +57,7 @@ pub(super) struct Run<'a> {
     first_region: Vec<usize>,
     lanes: [Lane; LANES],
     lane_depth: usize,
-    /// Each with its transfer.
-    uploads: VecDeque<(usize, InFlight)>,
+    uploads: VecDeque<Uploading>,
     /// Finite numbers that became infinite, by tensor.
     overflows: BTreeMap<usize, u64>,
     error: Option<Error>,
@@ -111,8 +118,8 @@ impl<'a> Run<'a> {
             self.submit_all();
             if self.reading() > 0 {
                 self.await_read();
-            } else if let Some((transfer, upload)) = self.uploads.pop_front() {
-                self.await_upload(transfer, upload);
+            } else if let Some(uploading) = self.uploads.pop_front() {
+                self.await_upload(uploading);
             } else if self.error.is_some() || self.lanes.iter().all(|lane| lane.pending.is_empty()) {
                 break;
             } else if !self.submit_one_at_any_cost() {
@@ -184,7 +191,9 @@ impl<'a> Run<'a> {
     fn await_read(&mut self) {
         let waiting = Instant::now();
         let completed = self.queue.complete();
-        self.meter.stages.wait_read.seconds += waiting.elapsed().as_secs_f64();
+        let waited = Span::since(waiting);
+        self.meter.stages.wait_read.seconds += waited.duration.as_secs_f64();
+        self.meter.tracer.step("wait_read", waited);
         match completed {
             Some(completed) => self.read_done(completed),
             None => {
@@ -196,15 +205,23 @@ impl<'a> Run<'a> {
     }
 
     fn read_done(&mut self, completed: Completed) {
-        let Completed { id, target, outcome, busy } = completed;
+        let Completed { id, target, outcome, started, busy } = completed;
+        let span = Span { started, duration: busy };
         let Some(transfer) = self.plan.transfers.get(id) else {
             return self.fail(Error::Poisoned { what: "the read queue answered what was not asked" });
         };
         self.lanes[lane_of(transfer.route)].ended();
         let route = match outcome {
             Ok(route) => route,
-            Err(error) => return self.fail(error),
+            Err(error) => {
+                if !matches!(error, Error::Cancelled) {
+                    let lane = TraceLane::Reader(transfer.route);
+                    self.meter.tracer.transfer(lane, "failed_read", span, transfer, 0);
+                }
+                return self.fail(error);
+            }
         };
+        self.meter.tracer.transfer(TraceLane::Reader(route), "read", span, transfer, transfer.len);
         let staged = matches!(target, Target::Staging(_));
         self.meter.read_ended(route, transfer.len, busy, staged);
         if let Err(error) = self.files.transfer_done(transfer.shard) {
@@ -232,8 +249,9 @@ impl<'a> Run<'a> {
             return self.fail(Error::Poisoned { what: "a staged read without a stream or without its regions" });
         };
         self.meter.upload_began(self.plan.transfers[index].len);
+        let started = Instant::now();
         match stream.upload(buffer, pieces) {
-            Ok(upload) => self.uploads.push_back((index, upload)),
+            Ok(upload) => self.uploads.push_back(Uploading { transfer: index, started, upload }),
             Err(error) => self.fail(error),
         }
         self.arrived(self.plan.transfers[index].len);
@@ -241,21 +259,26 @@ impl<'a> Run<'a> {
 
     /// Takes back what is already over, in order, without waiting.
     fn reap_uploads(&mut self) {
-        while self.uploads.front_mut().is_some_and(|(_, upload)| upload.is_done()) {
-            if let Some((transfer, upload)) = self.uploads.pop_front() {
-                self.upload_done(transfer, upload);
+        while self.uploads.front_mut().is_some_and(|uploading| uploading.upload.is_done()) {
+            if let Some(uploading) = self.uploads.pop_front() {
+                self.upload_done(uploading);
             }
         }
     }
 
-    fn await_upload(&mut self, transfer: usize, upload: InFlight) {
+    fn await_upload(&mut self, uploading: Uploading) {
         let waiting = Instant::now();
-        self.upload_done(transfer, upload);
-        self.meter.stages.wait_upload.seconds += waiting.elapsed().as_secs_f64();
+        self.upload_done(uploading);
+        let waited = Span::since(waiting);
+        self.meter.stages.wait_upload.seconds += waited.duration.as_secs_f64();
+        self.meter.tracer.step("wait_upload", waited);
     }
 
-    fn upload_done(&mut self, transfer: usize, upload: InFlight) {
-        match upload.finish() {
+    fn upload_done(&mut self, uploading: Uploading) {
+        let Uploading { transfer, started, upload } = uploading;
+        let uploaded = upload.finish();
+        self.trace_upload(transfer, Span::since(started), &uploaded);
+        match uploaded {
             Ok(uploaded) if self.error.is_none() => {
                 self.note_conversion(transfer, &uploaded);
                 uploaded.regions.into_iter().for_each(Region::finish);
@@ -269,13 +292,23 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn note_conversion(&mut self, transfer: usize, uploaded: &Uploaded) {
-        let Some(Landing::Staged { pieces }) = self.plan.transfers.get(transfer).map(|transfer| &transfer.landing)
-        else {
-            return;
+    fn trace_upload(&self, index: usize, span: Span, uploaded: &Result<Uploaded>) {
+        let Some(transfer) = self.plan.transfers.get(index) else { return };
+        let tracer = &self.meter.tracer;
+        let Ok(uploaded) = uploaded else {
+            return tracer.transfer(TraceLane::Upload, "failed_upload", span, transfer, 0);
         };
-        let converted = pieces.iter().filter(|placed| placed.piece.cast.is_some());
-        self.meter.stages.kernels.bytes += converted.map(|placed| placed.piece.taken()).sum::<u64>();
+        tracer.transfer(TraceLane::Upload, "upload", span, transfer, transfer.len);
+        if uploaded.convert_seconds > 0.0 {
+            let converting = span.last(uploaded.convert_seconds);
+            tracer.transfer(TraceLane::Upload, "convert", converting, transfer, converted_bytes(transfer));
+        }
+    }
+
+    fn note_conversion(&mut self, transfer: usize, uploaded: &Uploaded) {
+        let Some(transfer) = self.plan.transfers.get(transfer) else { return };
+        let pieces = staged_pieces(transfer);
+        self.meter.stages.kernels.bytes += converted_bytes(transfer);
         self.meter.stages.kernels.seconds += uploaded.convert_seconds;
         for &(piece, count) in &uploaded.overflows {
             if let Some(tensor) = pieces.get(piece).and_then(|placed| placed.tensor) {
@@ -293,6 +326,19 @@ impl<'a> Run<'a> {
             readiness.notify();
         }
     }
+}
+
+fn staged_pieces(transfer: &Transfer) -> &[PlacedPiece] {
+    match &transfer.landing {
+        Landing::InPlace { .. } => &[],
+        Landing::Staged { pieces } => pieces,
+    }
+}
+
+/// Bytes of a transfer that are converted.
+fn converted_bytes(transfer: &Transfer) -> u64 {
+    let converted = staged_pieces(transfer).iter().filter(|placed| placed.piece.cast.is_some());
+    converted.map(|placed| placed.piece.taken()).sum()
 }
 
 impl Lane {

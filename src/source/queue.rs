@@ -78,7 +78,9 @@ pub struct Completed {
     pub target: Target,
     /// The route that was taken, or why there are no bytes.
     pub outcome: Result<Route>,
-    /// Time that a reader or the ring spent on it, waiting in line excluded.
+    /// When a reader or the ring took it up.
+    pub started: Instant,
+    /// Time that it spent on it, waiting in line excluded.
     pub busy: Duration,
 }
 
@@ -294,11 +296,12 @@ impl Job {
         // After a panic the target may hold anything, which is what an error says of it anyway.
         let read = AssertUnwindSafe(|| self.read.fill(&mut self.target));
         let outcome = catch_unwind(read).unwrap_or(Err(Error::Poisoned { what: "a source panicked" }));
-        self.end(outcome, started.elapsed())
+        self.end(outcome, started)
     }
 
-    pub(super) fn end(self, outcome: Result<Route>, busy: Duration) -> Completed {
-        Completed { id: self.read.id, target: self.target, outcome, busy }
+    /// Ends a job that was taken up then.
+    pub(super) fn end(self, outcome: Result<Route>, started: Instant) -> Completed {
+        Completed { id: self.read.id, target: self.target, outcome, started, busy: started.elapsed() }
     }
 }
 
@@ -322,7 +325,7 @@ impl Outlet {
 
     /// Ends a job that will not run any more.
     pub(super) fn give_up(&self, job: Job) {
-        self.send(job.end(Err(Error::Cancelled), Duration::ZERO));
+        self.send(job.end(Err(Error::Cancelled), Instant::now()));
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

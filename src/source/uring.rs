@@ -274,7 +274,7 @@ impl Server {
     fn land(&mut self, slot: usize) {
         let Some(mut flight) = self.take(slot) else { return };
         let outcome = flight.read_ends();
-        self.outlet.send(flight.job.end(outcome, flight.started.elapsed()));
+        self.outlet.send(flight.job.end(outcome, flight.started));
     }
 
     /// Ends a flight that the ring cannot serve: the source reads it again and words the error if there is one.

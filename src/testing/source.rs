@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::Instant;
 
 use super::Random;
 use crate::device::Arena;
@@ -542,8 +542,9 @@ impl ReadQueue for ShuffledQueue {
     fn complete(&mut self) -> Option<Completed> {
         let which = self.random.below(self.waiting.len());
         let (read, mut target) = (!self.waiting.is_empty()).then(|| self.waiting.swap_remove(which))?;
+        let started = Instant::now();
         let outcome = read.fill(&mut target);
-        Some(Completed { id: read.id, target, outcome, busy: Duration::ZERO })
+        Some(Completed { id: read.id, target, outcome, started, busy: started.elapsed() })
     }
 
     fn depth(&self) -> usize {

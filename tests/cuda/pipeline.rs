@@ -71,7 +71,7 @@ impl ReadQueue for PacedQueue {
             wait_until(last - Duration::from_secs_f64(behind as f64 / rate));
         }
         let outcome = Ok(read.source.route());
-        Some(Completed { id: read.id, target, outcome, busy: Duration::ZERO })
+        Some(Completed { id: read.id, target, outcome, started: Instant::now(), busy: Duration::ZERO })
     }
 
     fn depth(&self) -> usize {

@@ -1,0 +1,300 @@
+//! `load --trace FILE`: what happened when, as a file that Perfetto and `chrome://tracing` open.
+//!
+//! It observes the load, keeps what it is told, and writes once the load is over, also one that failed. Events that overlap
+//! are packed into as few lanes as hold them. The file appears whole or not at all; a checkpoint is never written over.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use tempfile::NamedTempFile;
+use vramp::checkpoint::Shard;
+use vramp::load::{Observer, TraceEvent, TraceLane};
+use vramp::plan::LoadPlan;
+use vramp::source::Route;
+
+use super::output::Failure;
+use super::text;
+
+/// Events for each transfer of a plan, about: the wait, the read, the upload.
+const EVENTS_PER_TRANSFER: usize = 3;
+
+/// The process that the viewer shows.
+const PROCESS: u32 = 1;
+
+/// A trace in the making.
+pub(crate) struct Trace {
+    /// As typed, for messages.
+    asked: PathBuf,
+    /// Where it goes: symbolic links followed.
+    file: PathBuf,
+    events: Mutex<Vec<TraceEvent>>,
+}
+
+/// Observers that are all told everything.
+pub(crate) struct All(pub(crate) Vec<Arc<dyn Observer>>);
+
+impl Trace {
+    /// A trace that will be written to `asked`, once it is clear that it can be.
+    pub(crate) fn to(asked: &Path) -> Result<Arc<Trace>, Failure> {
+        let file = resolved(asked).map_err(|source| cannot_write(asked, source))?;
+        // A file of the same kind is made where this one will be; left there meanwhile, a kill would leave it for good.
+        neighbour(&file).map_err(|source| cannot_write(asked, source))?;
+        Ok(Arc::new(Trace { asked: asked.to_owned(), file, events: Mutex::default() }))
+    }
+
+    /// Refuses to write over what is about to be loaded.
+    pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
+        let is_this = |shard: &Shard| fs::canonicalize(&shard.path).is_ok_and(|path| path == self.file);
+        if !shards.iter().any(is_this) {
+            return Ok(());
+        }
+        let asked = text::escape(&self.asked.display().to_string());
+        Err(Failure::Usage(format!("--trace {asked} would write over the checkpoint; name another file")))
+    }
+
+    /// Writes what has been told so far.
+    pub(crate) fn write(&self, shards: &[Shard]) -> Result<(), Failure> {
+        let mut events = std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        let names: Vec<String> = shards.iter().map(|shard| file_name(&shard.path)).collect();
+        let written = neighbour(&self.file).and_then(|mut temporary| {
+            let mut out = BufWriter::with_capacity(1 << 16, temporary.as_file_mut());
+            write_events(&mut out, &mut events, &names)?;
+            out.flush()?;
+            drop(out);
+            temporary.persist(&self.file).map_err(|error| error.error)
+        });
+        written.map(drop).map_err(|source| cannot_write(&self.asked, source))
+    }
+}
+
+impl Observer for Trace {
+    fn planned(&self, plan: &LoadPlan) {
+        let expected = plan.transfers.len().saturating_mul(EVENTS_PER_TRANSFER);
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).reserve(expected);
+    }
+
+    fn advanced(&self, _done: u64) {}
+
+    fn event(&self, event: &TraceEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(*event);
+    }
+}
+
+impl Observer for All {
+    fn planned(&self, plan: &LoadPlan) {
+        self.0.iter().for_each(|observer| observer.planned(plan));
+    }
+
+    fn advanced(&self, done: u64) {
+        self.0.iter().for_each(|observer| observer.advanced(done));
+    }
+
+    fn event(&self, event: &TraceEvent) {
+        self.0.iter().for_each(|observer| observer.event(event));
+    }
+}
+
+// ---- the file
+
+fn cannot_write(asked: &Path, source: io::Error) -> Failure {
+    let what = format!("cannot write the trace {}; name a file in a folder that is there", asked.display());
+    Failure::System { what, path: Some(asked.to_owned()), source }
+}
+
+/// The place that a path means; what is there already must be a file that may be written.
+fn resolved(asked: &Path) -> io::Result<PathBuf> {
+    let name = asked.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
+    match fs::metadata(asked) {
+        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        // It would be replaced, and `/dev/null` is wanted by others.
+        Ok(found) if !found.is_file() => Err(io::Error::other("it is there and no regular file")),
+        Ok(_) => OpenOptions::new().write(true).open(asked).and_then(|_| fs::canonicalize(asked)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(fs::canonicalize(folder_of(asked))?.join(name)),
+        Err(error) => Err(error),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A temporary file beside `file`, with the permissions of any new file; gone with its handle.
+fn neighbour(file: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".vramp-trace-").permissions(Permissions::from_mode(0o666)).tempfile_in(folder_of(file))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+// ---- the events
+
+/// One entry of `traceEvents`.
+#[derive(Serialize)]
+struct Entry<'a> {
+    name: &'a str,
+    /// `X`: a complete event; `M`: what a lane or the process is called.
+    ph: &'static str,
+    pid: u32,
+    tid: usize,
+    /// Microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ts: Option<f64>,
+    /// Microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<f64>,
+    args: Args<'a>,
+}
+
+#[derive(Default, Serialize)]
+struct Args<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sort_index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<Route>,
+}
+
+/// A kind of lane, and which of those.
+type Place = (TraceLane, usize);
+
+fn write_events(out: &mut impl Write, events: &mut [TraceEvent], shards: &[String]) -> io::Result<()> {
+    events.sort_by_key(|event| (event.lane, event.start, Reverse(event.duration)));
+    let places = pack(events);
+    let lanes: BTreeSet<Place> = places.iter().copied().collect();
+    let threads: BTreeMap<Place, usize> = lanes.into_iter().zip(1..).collect();
+    let process = Args { name: Some("vramp load"), ..Args::default() };
+    out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n")?;
+    serde_json::to_writer(&mut *out, &metadata("process_name", 0, process))?;
+    for (place, &tid) in &threads {
+        let name = lane_name(*place);
+        let named = metadata("thread_name", tid, Args { name: Some(&name), ..Args::default() });
+        let sorted = metadata("thread_sort_index", tid, Args { sort_index: Some(tid), ..Args::default() });
+        append(out, &named)?;
+        append(out, &sorted)?;
+    }
+    for (event, place) in events.iter().zip(&places) {
+        append(out, &complete(event, threads.get(place).copied().unwrap_or_default(), shards))?;
+    }
+    out.write_all(b"\n]}\n")
+}
+
+fn append(out: &mut impl Write, entry: &Entry<'_>) -> io::Result<()> {
+    out.write_all(b",\n")?;
+    Ok(serde_json::to_writer(out, entry)?)
+}
+
+/// Gives each event, sorted by lane and start, the first lane of its kind that is free; a conversion stays with its upload,
+/// of which it is a part.
+fn pack(events: &[TraceEvent]) -> Vec<Place> {
+    let mut places = Vec::with_capacity(events.len());
+    let mut kind = TraceLane::Loop;
+    let mut last: Vec<&TraceEvent> = Vec::new(); // the longest-lasting event of each lane of this kind so far
+    for event in events {
+        if event.lane != kind {
+            kind = event.lane;
+            last.clear();
+        }
+        let is_part = |upload: &&TraceEvent| is_part_of(event, upload);
+        let free = |last: &&TraceEvent| end_of(last) <= event.start;
+        if let Some(place) = last.iter().position(is_part) {
+            places.push((kind, place));
+            continue;
+        }
+        let place = last.iter().position(free).unwrap_or(last.len());
+        match last.get_mut(place) {
+            Some(last) => *last = event,
+            None => last.push(event),
+        }
+        places.push((kind, place));
+    }
+    places
+}
+
+fn is_part_of(event: &TraceEvent, upload: &TraceEvent) -> bool {
+    let same = (event.shard, event.offset) == (upload.shard, upload.offset);
+    event.name == "convert" && same && end_of(event) <= end_of(upload)
+}
+
+fn end_of(event: &TraceEvent) -> Duration {
+    event.start + event.duration
+}
+
+fn metadata<'a>(name: &'static str, tid: usize, args: Args<'a>) -> Entry<'a> {
+    Entry { name, ph: "M", pid: PROCESS, tid, ts: None, dur: None, args }
+}
+
+fn complete<'a>(event: &'a TraceEvent, tid: usize, shards: &'a [String]) -> Entry<'a> {
+    let shard = event.shard.and_then(|shard| shards.get(shard as usize)).map(String::as_str);
+    let route = match event.lane {
+        TraceLane::Reader(route) => Some(route),
+        _ => None,
+    };
+    let bytes = event.shard.map(|_| event.bytes);
+    let args = Args { bytes, shard, offset: event.offset, route, ..Args::default() };
+    let (ts, dur) = (Some(microseconds(event.start)), Some(microseconds(event.duration)));
+    Entry { name: event.name, ph: "X", pid: PROCESS, tid, ts, dur, args }
+}
+
+fn lane_name((kind, place): Place) -> String {
+    match kind {
+        TraceLane::Reader(Route::Direct) => format!("reader {place}, direct"),
+        TraceLane::Reader(Route::Buffered) => format!("reader {place}, buffered"),
+        TraceLane::Reader(Route::Mapped) => format!("reader {place}, mapped"),
+        TraceLane::Reader(Route::GpuDirect) => format!("reader {place}, gpu-direct"),
+        TraceLane::Reader(_) => format!("reader {place}"),
+        TraceLane::Upload => format!("upload {place}"),
+        _ => "loop".to_owned(),
+    }
+}
+
+/// To the nanosecond.
+#[allow(clippy::cast_precision_loss)] // of a load of more than a hundred days
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_nanos() as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(lane: TraceLane, name: &'static str, offset: u64, milliseconds: std::ops::Range<u64>) -> TraceEvent {
+        let (start, end) = (Duration::from_millis(milliseconds.start), Duration::from_millis(milliseconds.end));
+        TraceEvent { lane, name, start, duration: end - start, bytes: 1, shard: Some(0), offset: Some(offset) }
+    }
+
+    #[test]
+    fn overlapping_events_take_as_many_lanes_as_overlap_and_conversions_none() {
+        let (direct, mapped) = (TraceLane::Reader(Route::Direct), TraceLane::Reader(Route::Mapped));
+        let events = [
+            event(direct, "read", 0, 0..10),
+            event(direct, "read", 1, 2..5),
+            event(direct, "read", 2, 5..7),
+            event(direct, "read", 3, 6..9),
+            event(direct, "read", 4, 10..11),
+            event(mapped, "read", 5, 1..3),
+            event(TraceLane::Upload, "upload", 0, 0..4),
+            event(TraceLane::Upload, "upload", 1, 1..5),
+            event(TraceLane::Upload, "convert", 0, 2..4),
+            event(TraceLane::Upload, "convert", 1, 3..5),
+            event(TraceLane::Upload, "upload", 2, 4..6),
+        ];
+        let places: Vec<usize> = pack(&events).into_iter().map(|place| place.1).collect();
+        assert_eq!(places, [0, 1, 1, 2, 0, 0, 0, 1, 0, 1, 0]);
+    }
+}
