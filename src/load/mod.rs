@@ -4,7 +4,8 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time, `trace` tells what happened when. Nothing here knows a file system, a format or a device by name, and nothing here copies bytes.
+//! time, `trace` tells what happened when. Nothing here knows a file system, a format or a device by name, and nothing here
+//! copies bytes.
 
 mod files;
 mod gpu_direct;

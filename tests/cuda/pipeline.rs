@@ -17,8 +17,11 @@ use vramp::testing::watched;
 
 use super::Rig;
 
-/// Small beside the load, so that making it ready is small beside the load too.
-const STAGING: Staging = Staging { count: 12, bytes: 2 << 20 };
+/// Small beside the load, so that making it ready is small beside the load too; and so large that a copy takes longer than the
+/// double takes to be told of it: it is a program, and other programs run beside it.
+fn staging(link: f64) -> Staging {
+    Staging { count: 12, bytes: if link > 8e9 { 8 << 20 } else { 2 << 20 } }
+}
 
 /// A safetensors file whose tensors are one hole: it takes no disk and has every size.
 fn hollow(folder: &Path, tensors: u64, bytes: u64) -> PathBuf {
@@ -98,7 +101,8 @@ fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
     let pace = Arc::new(Mutex::new(Pace::default()));
     let shared = Arc::clone(&pace);
     let queue = move || PacedQueue { waiting: VecDeque::new(), bytes_per_s: reader, pace: Arc::clone(&shared) };
-    let loader = Loader::new(rig.device(), TransferOptions { staging: Some(STAGING), ..TransferOptions::default() });
+    let loader =
+        Loader::new(rig.device(), TransferOptions { staging: Some(staging(link)), ..TransferOptions::default() });
     let mut loader = loader.with_queue(move |_, _| Box::new(queue()));
     let checkpoint = Checkpoint::open(path).unwrap();
     let selected = checkpoint.select(&Selection::default()).unwrap();
