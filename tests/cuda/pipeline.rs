@@ -17,11 +17,9 @@ use vramp::testing::watched;
 
 use super::Rig;
 
-/// Small beside the load, so that making it ready is small beside the load too; and so large that a copy takes longer than the
-/// double takes to be told of it: it is a program, and other programs run beside it.
-fn staging(link: f64) -> Staging {
-    Staging { count: 12, bytes: if link > 8e9 { 8 << 20 } else { 2 << 20 } }
-}
+/// Small beside the loads, so that making it ready is small beside them too; buffers so large that a copy takes longer than
+/// the double takes to be told of it: it is a program, and other programs run beside it.
+const STAGING: Staging = Staging { count: 8, bytes: 4 << 20 };
 
 /// A safetensors file whose tensors are one hole: it takes no disk and has every size.
 fn hollow(folder: &Path, tensors: u64, bytes: u64) -> PathBuf {
@@ -96,13 +94,12 @@ fn wait_until(due: Instant) {
 /// Loads by a reader of `reader` bytes per second (or an infinitely fast one) over a link of `link`; the shares of their
 /// time in which the link and the reader worked.
 fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
-    let model = Config { check_sources: false, moves_bytes: false, ..Config::default() };
+    let model = Config { check_sources: false, moves_bytes: false, vram_bytes: 8 << 30, ..Config::default() };
     let rig = Rig { double: Some(Rig::double(Config { h2d_bytes_per_s: Some(link), ..model })?) };
     let pace = Arc::new(Mutex::new(Pace::default()));
     let shared = Arc::clone(&pace);
     let queue = move || PacedQueue { waiting: VecDeque::new(), bytes_per_s: reader, pace: Arc::clone(&shared) };
-    let loader =
-        Loader::new(rig.device(), TransferOptions { staging: Some(staging(link)), ..TransferOptions::default() });
+    let loader = Loader::new(rig.device(), TransferOptions { staging: Some(STAGING), ..TransferOptions::default() });
     let mut loader = loader.with_queue(move |_, _| Box::new(queue()));
     let checkpoint = Checkpoint::open(path).unwrap();
     let selected = checkpoint.select(&Selection::default()).unwrap();
@@ -133,7 +130,7 @@ fn reaches(what: &str, attempt: impl Fn() -> Option<f64>) {
 fn a_link_slower_than_the_reader_is_never_idle() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
-        for (gigabytes, bytes) in [(2.0, 6 << 20), (4.0, 12 << 20), (16.0, 24 << 20)] {
+        for (gigabytes, bytes) in [(2.0, 16 << 20), (4.0, 32 << 20), (16.0, 128 << 20)] {
             let path = hollow(folder.path(), 32, bytes);
             let what = format!("a link of {gigabytes} GB/s");
             reaches(&what, || shares(&path, None, gigabytes * 1e9).map(|shares| shares.0));
