@@ -4,8 +4,8 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time, `trace` tells what happened when. Nothing here knows a file system, a format or a device by name, and nothing here
-//! copies bytes.
+//! time, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing here knows a file system, a format or a
+//! device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;
@@ -13,6 +13,8 @@ mod loading;
 mod meter;
 mod run;
 mod scales;
+#[cfg(feature = "tracing")]
+mod spans;
 mod trace;
 
 use std::cell::Cell;
@@ -23,6 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use loading::Loading;
+#[cfg(feature = "tracing")]
+pub use spans::TracingObserver;
 pub use trace::{TraceEvent, TraceLane};
 
 pub(crate) use files::open_same;
