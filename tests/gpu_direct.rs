@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use vramp::checkpoint::Selection;
 use vramp::device::{CpuDevice, Device};
-use vramp::load::{Cancel, Loaded, Loader, Observer, TransferOptions};
+use vramp::load::{Cancel, Loaded, Loader, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::Staging;
 use vramp::source::{Fallback, Route};
@@ -15,6 +15,8 @@ use vramp::testing::{
     DirectDevice, DirectTrouble, FaultySource, Gate, MemoryFile, ShuffledQueue, Synthetic, Trouble, watched,
 };
 use vramp::{Error, Result};
+
+use crate::load::CancelAfter;
 
 fn with_descriptor(_shard: u32, file: MemoryFile) -> MemoryFile {
     file.with_descriptor()
@@ -218,22 +220,6 @@ fn a_device_that_panics_ends_the_load_with_an_error() {
         assert!(matches!(error, Error::Poisoned { .. }), "{error}");
         assert_eq!((device.open_files(), device.live_bytes()), (0, 0));
     });
-}
-
-/// Throws the switch after so many steps, and lets the device go on.
-struct CancelAfter {
-    cancel: Cancel,
-    steps: AtomicU64,
-}
-
-impl Observer for CancelAfter {
-    fn planned(&self, _plan: &LoadPlan) {}
-
-    fn advanced(&self, _done: u64) {
-        if self.steps.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.cancel.cancel();
-        }
-    }
 }
 
 #[test]

@@ -229,9 +229,9 @@ fn l4_a_failed_upload_ends_the_load_and_releases_everything() {
 }
 
 /// Throws the switch after so many steps.
-struct CancelAfter {
-    cancel: Cancel,
-    steps: AtomicU64,
+pub(crate) struct CancelAfter {
+    pub(crate) cancel: Cancel,
+    pub(crate) steps: AtomicU64,
 }
 
 impl Observer for CancelAfter {
