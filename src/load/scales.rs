@@ -7,10 +7,10 @@ use crate::checkpoint::Shard;
 use crate::convert::decode_f32;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::extent::Strided;
+use crate::extent::{ShardIndex, Strided};
 use crate::os;
 use crate::plan::{LoadPlan, ScaleTable};
-use crate::source::{Fallbacks, Route, Storage};
+use crate::source::{Fallbacks, OpenFile, Route, Source, Storage};
 
 /// Reads the tables of a plan, in its order.
 pub(super) fn read(
@@ -19,29 +19,51 @@ pub(super) fn read(
     plan: &LoadPlan,
     fallbacks: &Fallbacks,
 ) -> Result<Vec<Arc<[f32]>>> {
-    plan.scales.iter().map(|table| read_table(storage, shards, table, fallbacks)).collect()
+    let mut files = Shards { storage, shards, fallbacks, open: None };
+    let tables = plan.scales.iter().map(|table| read_table(&mut files, table)).collect::<Result<_>>()?;
+    files.close()?;
+    Ok(tables)
 }
 
-fn read_table(
-    storage: &dyn Storage,
-    shards: &[Shard],
-    table: &ScaleTable,
-    fallbacks: &Fallbacks,
-) -> Result<Arc<[f32]>> {
+/// The shard that the tables before came from stays open: neighbours in the plan are mostly neighbours in a file.
+struct Shards<'a> {
+    storage: &'a dyn Storage,
+    shards: &'a [Shard],
+    fallbacks: &'a Fallbacks,
+    open: Option<(ShardIndex, Arc<dyn OpenFile>)>,
+}
+
+impl Shards<'_> {
+    fn source(&mut self, index: ShardIndex) -> Result<Arc<dyn Source>> {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
+            self.close()?;
+            let shard =
+                self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
+            self.open = Some((index, open_same(self.storage, shard, self.fallbacks)?));
+        }
+        let (_, file) = self.open.as_ref().ok_or(Error::Poisoned { what: "a shard that was just opened" })?;
+        Ok(file.source(Route::Buffered))
+    }
+
+    /// The shard must still be what it was.
+    fn close(&mut self) -> Result<()> {
+        self.open.take().map_or(Ok(()), |(_, file)| file.check_unchanged())
+    }
+}
+
+fn read_table(files: &mut Shards<'_>, table: &ScaleTable) -> Result<Arc<[f32]>> {
     let mut bytes = buffer(table)?;
     for run in &table.runs {
-        let shard = shards.get(run.shard as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
-        let file = open_same(storage, shard, fallbacks)?;
-        let source = file.source(Route::Buffered);
+        let source = files.source(run.shard)?;
         for index in 0..run.count {
             let Strided { offset, run: len, at, .. } = run.nth(index);
             let place = word(at).zip(word(at.saturating_add(len))).and_then(|(start, end)| bytes.get_mut(start..end));
             source.read_at(offset, place.ok_or(Error::Poisoned { what: "scales that leave their table" })?)?;
         }
-        file.check_unchanged()?;
     }
     if let Some(scale) = beyond_f32(&bytes, &table.dtype) {
-        let path = table.runs.first().and_then(|run| shards.get(run.shard as usize)).map(|shard| shard.path.clone());
+        let path =
+            table.runs.first().and_then(|run| files.shards.get(run.shard as usize)).map(|shard| shard.path.clone());
         let what = format!("holds the scale {scale:e}, and scales are multiplied as F32, which reaches to 3.4e38");
         return Err(Error::Unsupported { path: path.unwrap_or_default(), tensor: Some(table.name.to_string()), what });
     }
@@ -79,7 +101,6 @@ fn word(bytes: u64) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::OpenFile as _;
     use crate::testing::{MemoryFile, MemoryStorage};
 
     fn table(runs: &[Strided]) -> ScaleTable {
@@ -93,7 +114,8 @@ mod tests {
         let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity() };
         storage.insert(std::sync::Arc::new(file));
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
-        let values = read_table(&storage, &[shard], &table(&[half(0, 0), half(4, 2)]), &Fallbacks::default()).unwrap();
+        let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
+        let values = read_table(&mut files, &table(&[half(0, 0), half(4, 2)])).unwrap();
         assert_eq!(*values, [0, 1, 2, 3, 4, 5, 6, 7].map(|power| f32::powi(2.0, power)));
     }
 

@@ -16,7 +16,9 @@ use super::handles::{Event, PinnedBlock, StreamHandle};
 use super::kernels::{CastLaunch, GatherEntry, Kernels};
 use super::memory::DeviceMemory;
 use crate::convert::Float;
-use crate::device::{Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
+use crate::device::{
+    BlockScale, Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::os;
@@ -37,18 +39,13 @@ const NOTE_BYTES: usize = TABLE_BYTES + MAX_PIECES * 8;
 /// Streams that uploads go to in turn.
 pub(super) struct CudaStream {
     gpu: Arc<Gpu>,
-    lanes: Vec<Arc<Lane>>,
+    lanes: Vec<Arc<StreamHandle>>,
     next: usize,
     fallbacks: Fallbacks,
     /// What the load that is under way needs on the GPU.
     kit: Arc<Kit>,
     /// Whether crumbs are collected by a kernel.
     collects: bool,
-}
-
-/// One stream of the driver.
-struct Lane {
-    stream: StreamHandle,
 }
 
 /// What conversions and crumbs of a load need.
@@ -60,8 +57,17 @@ struct Kit {
     buffer_bytes: u64,
     /// As many as there are staging buffers: what the host writes and reads of an upload.
     notes: Option<Notes>,
-    /// The tables of scales.
-    scales: Vec<DeviceMemory>,
+    /// The tables of scales, and the one allocation that they lie in.
+    tables: Vec<Table>,
+    _scales: Option<DeviceMemory>,
+}
+
+/// A table of scales on the GPU.
+#[derive(Clone, Copy)]
+struct Table {
+    address: u64,
+    /// Number of its values.
+    values: u64,
 }
 
 /// Host memory for the notes of all uploads in flight.
@@ -74,7 +80,7 @@ struct Notes {
 impl CudaStream {
     pub(super) fn new(gpu: &Arc<Gpu>, count: usize, fallbacks: &Fallbacks) -> Result<CudaStream> {
         let bound = gpu.bind()?;
-        let lane = |_| StreamHandle::new(gpu, &bound).map(|stream| Arc::new(Lane { stream }));
+        let lane = |_| StreamHandle::new(gpu, &bound).map(Arc::new);
         let lanes: Result<_, Refusal> = (0..count.max(1)).map(lane).collect();
         let lanes = lanes.map_err(|refusal| gpu.error("make a stream", refusal))?;
         let (gpu, fallbacks) = (Arc::clone(gpu), fallbacks.clone());
@@ -94,7 +100,7 @@ impl Stream for CudaStream {
             compiled.map_err(|refusal| gpu.error("compile the kernels", refusal))?;
         }
         if !needs.casts.is_empty() || self.collects {
-            self.kit = Arc::new(Kit::new(&gpu, &bound, self.lanes.first().map(Arc::as_ref), self.lanes.len(), needs)?);
+            self.kit = Arc::new(Kit::new(&gpu, &bound, self.lanes.len(), needs)?);
         }
         Ok(())
     }
@@ -106,12 +112,12 @@ impl Stream for CudaStream {
         buffer.wait_prepared();
         let turn = self.next % self.lanes.len();
         self.next = turn + 1;
-        let lane = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
+        let stream = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
         let regions = pieces.into_iter().map(|(_, region)| region).collect();
         let kit = Arc::clone(&self.kit);
         let slot = if jobs.needs_scratch() { Some(kit.free_notes()?) } else { None };
         let cargo = Some((buffer, regions));
-        let mut upload = CudaUpload { gpu: Arc::clone(&gpu), lane, kit, slot, cargo, end: None, casts: None };
+        let mut upload = CudaUpload { gpu: Arc::clone(&gpu), stream, kit, slot, cargo, end: None, casts: None };
         // An error drops the upload, which waits for what it has started.
         let started = upload.start(&bound, turn, jobs);
         started.map_err(|refusal| gpu.error("start a copy", refusal))?;
@@ -205,15 +211,14 @@ impl Jobs {
 }
 
 impl Kit {
-    fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, lanes: usize, needs: &StreamNeeds) -> Result<Kit> {
+    fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, lanes: usize, needs: &StreamNeeds) -> Result<Kit> {
         let scratch_bytes = (needs.buffer_bytes as u64).next_multiple_of(256) + NOTE_BYTES as u64;
         let scratch = (0..lanes).map(|_| DeviceMemory::own(gpu, bound, scratch_bytes)).collect::<Result<_>>()?;
         let notes =
             PinnedBlock::new(gpu, bound, needs.buffers.saturating_mul(NOTE_BYTES)).map_err(|_| out_of_host(needs))?;
-        let upload = |table: &Arc<[f32]>| upload_table(gpu, bound, lane, table);
-        let scales = needs.scales.iter().map(upload).collect::<Result<_>>()?;
+        let (scales, tables) = upload_tables(gpu, bound, &needs.scales)?;
         let buffer_bytes = scratch_bytes - NOTE_BYTES as u64;
-        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes::new(notes)), scales })
+        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes::new(notes)), tables, _scales: Some(scales) })
     }
 
     /// The number of notes that no upload has.
@@ -226,7 +231,7 @@ impl Kit {
     fn converts(&self, piece: &Piece, cast: &Cast, to: u64) -> bool {
         let reach = (piece.end() - piece.at) / cast.from.bytes();
         let scaled = cast.scale.is_none_or(|scale| {
-            let values = self.scales.get(scale.table).map_or(0, |table| table.len() / size_of::<f32>() as u64);
+            let values = self.tables.get(scale.table).map_or(0, |table| table.values);
             cast.from != Float::F64 && scale.is_covered_by(values, reach)
         });
         piece.holds_elements_of(cast) && to.is_multiple_of(cast.to.bytes()) && scaled
@@ -238,27 +243,21 @@ fn out_of_host(needs: &StreamNeeds) -> Error {
     Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
 }
 
-/// A table of scales, in memory of the GPU, and there when this returns.
-fn upload_table(gpu: &Arc<Gpu>, bound: &Bound<'_>, lane: Option<&Lane>, table: &[f32]) -> Result<DeviceMemory> {
-    let bytes: &[u8] = bytemuck::cast_slice(table);
+/// All tables of scales, one after the other in one allocation, and there when this returns: a checkpoint of many experts has
+/// tens of thousands, most of them a few values long.
+fn upload_tables(gpu: &Arc<Gpu>, bound: &Bound<'_>, scales: &[Arc<[f32]>]) -> Result<(DeviceMemory, Vec<Table>)> {
+    let values: Vec<f32> = scales.iter().flat_map(|table| table.iter().copied()).collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&values);
     let memory = DeviceMemory::own(gpu, bound, bytes.len() as u64)?;
-    let lane = lane.ok_or(Error::Poisoned { what: "a stream without lanes" })?;
-    if bytes.is_empty() {
-        return Ok(memory);
-    }
-    let refused = |refusal| gpu.error("copy scales", refusal);
-    let out_of_memory = |_| Error::OutOfMemory { device: "cpu".to_owned(), needed: bytes.len() as u64, free: None };
-    let pinned = PinnedBlock::new(gpu, bound, bytes.len()).map_err(out_of_memory)?;
-    // SAFETY: the block is as long as the table and nobody else's.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.start(), bytes.len()) };
-    // SAFETY: both blocks are as long as the table; the wait below comes before either goes.
-    let started = unsafe { lane.stream.copy_in(bound, memory.at(0), pinned.start(), bytes.len()) };
-    let done = started.and_then(|()| lane.stream.synchronize(bound));
-    if done.is_err() {
-        lane.stream.drain(bound);
-    }
-    done.map_err(refused)?;
-    Ok(memory)
+    memory.upload(0, bytes)?;
+    let mut address = memory.at(0);
+    let table = |table: &Arc<[f32]>| {
+        let here = Table { address, values: table.len() as u64 };
+        address += size_of_val::<[f32]>(table) as u64;
+        here
+    };
+    let tables = scales.iter().map(table).collect();
+    Ok((memory, tables))
 }
 
 impl Notes {
@@ -280,7 +279,7 @@ impl Notes {
 /// An upload on its way.
 struct CudaUpload {
     gpu: Arc<Gpu>,
-    lane: Arc<Lane>,
+    stream: Arc<StreamHandle>,
     kit: Arc<Kit>,
     /// The notes it has, if it needs some.
     slot: Option<usize>,
@@ -313,14 +312,14 @@ impl CudaUpload {
             if piece.count == 1 || piece.run == piece.stride {
                 // SAFETY: `sort` has checked that the piece lies in the buffer and fills its region; both are this upload's
                 // until the stream has passed (`Drop` and `finish` wait).
-                unsafe { self.lane.stream.copy_in(bound, to, from, size(piece.len())) }?;
+                unsafe { self.stream.copy_in(bound, to, from, size(piece.len())) }?;
             } else {
                 let rows = [piece.run, piece.stride, piece.count].map(size);
                 // SAFETY: as above, for all rows.
-                unsafe { self.lane.stream.copy_rows_in(bound, to, from, rows) }?;
+                unsafe { self.stream.copy_rows_in(bound, to, from, rows) }?;
             }
         }
-        self.end = Some(Event::record(&self.gpu, bound, &self.lane.stream, false)?);
+        self.end = Some(Event::record(&self.gpu, bound, &self.stream, false)?);
         Ok(())
     }
 
@@ -330,7 +329,7 @@ impl CudaUpload {
         let kit = Arc::clone(&self.kit);
         let notes = kit.notes.as_ref().zip(self.slot).map(|(notes, slot)| notes.of(slot)).ok_or(UNPREPARED)?;
         let scratch = kit.scratch.get(turn).ok_or(UNPREPARED)?;
-        let stream = &self.lane.stream;
+        let stream = &*self.stream;
         for range in jobs.scratch_ranges() {
             let (from, bytes) = (source.wrapping_add(size(range.start)), size(range.end - range.start));
             // SAFETY: `sort` has checked that the range lies in the buffer, and that the scratch area is as long as that; the
@@ -344,7 +343,7 @@ impl CudaUpload {
         }
         if !jobs.casts.is_empty() {
             let from = Event::record(&self.gpu, bound, stream, true)?;
-            area.cast(&jobs.casts, &kit.scales)?;
+            area.cast(&jobs.casts, &kit.tables)?;
             let to = Event::record(&self.gpu, bound, stream, true)?;
             area.fetch_counters(jobs.casts.len())?;
             let pieces = jobs.casts.iter().map(|job| job.index).collect();
@@ -404,13 +403,13 @@ impl Area<'_> {
     }
 
     /// Converts pieces to their places, one launch each.
-    fn cast(&self, jobs: &[CastJob], scales: &[DeviceMemory]) -> Result<(), Refusal> {
+    fn cast(&self, jobs: &[CastJob], tables: &[Table]) -> Result<(), Refusal> {
         let counters = self.remote + TABLE_BYTES as u64;
         // SAFETY: room for MAX_PIECES counters of this upload's own.
         unsafe { self.stream.zero(self.bound, counters, jobs.len() * 8) }?;
         for (counter, CastJob { piece, cast, to, .. }) in (0u64..).zip(jobs) {
             let element = cast.from.bytes();
-            let table = cast.scale.map(|scale| (scale, scales.get(scale.table).and_then(Memory::address)));
+            let table = |scale: BlockScale| (scale, tables.get(scale.table).map_or(0, |table| table.address));
             let launch = CastLaunch {
                 from: cast.from,
                 to: cast.to,
@@ -419,7 +418,7 @@ impl Area<'_> {
                 elements: piece.taken() / element,
                 run: piece.run / element,
                 stride: piece.stride / element,
-                scale: table.map(|(scale, table)| (scale, table.unwrap_or(0))),
+                scale: cast.scale.map(table),
                 overflowed: counters + counter * 8,
             };
             // SAFETY: `sort` has checked the piece against the buffer, the region and the table of scales.
@@ -461,7 +460,7 @@ impl Drop for CudaUpload {
         if self.cargo.is_some()
             && let Some(bound) = self.gpu.bind_to_release()
         {
-            self.lane.stream.drain(&bound);
+            self.stream.drain(&bound);
         }
         if let Some((notes, slot)) = self.kit.notes.as_ref().zip(self.slot) {
             notes.free().push(slot);
