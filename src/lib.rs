@@ -30,6 +30,7 @@
 //! | use a tensor before the load is over | [`load::Loader::start`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
+//! | measure what this machine can do, and how near a load comes to it | [`bench`] |
 //!
 //! # The way of a byte
 //!
@@ -44,6 +45,7 @@
 //! Execute anything from a file, open anything outside a checkpoint's folder (links of the Hugging Face cache apart), raise a
 //! signal because a file shrank, panic on what it reads, read environment variables, print.
 
+pub mod bench;
 pub mod checkpoint;
 pub mod convert;
 pub mod device;
