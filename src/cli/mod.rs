@@ -23,6 +23,7 @@ mod trace;
 mod tree;
 mod values;
 mod view;
+mod whole_file;
 
 use std::any::Any;
 use std::ffi::OsStr;
