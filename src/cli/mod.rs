@@ -4,6 +4,7 @@
 //! what it did or a [`Failure`]; this file turns that into the exit status.
 
 mod args;
+mod bench;
 mod demo;
 mod digests;
 mod documents;
