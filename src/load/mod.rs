@@ -27,7 +27,7 @@ use std::time::Instant;
 pub use loading::Loading;
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
-pub use trace::{TraceEvent, TraceLane};
+pub use trace::{TraceEvent, TraceLane, TracePlace, place};
 
 pub(crate) use files::open_same;
 
