@@ -73,6 +73,10 @@ pub enum Stage {
     PageCache,
     /// Copies from staging buffers to the device.
     Upload,
+    /// Converting, on the device or in the host's copy threads.
+    Kernels,
+    /// Neither reads nor uploads: each waited for the other, because the staging buffers are too few or too small.
+    Staging,
     /// Reading headers and the index.
     Headers,
     /// Selecting and planning.
@@ -111,6 +115,10 @@ pub struct Stages {
     pub upload: StageTime,
     /// Converting: seconds that the device's kernels or the host's copy threads together were at work, and the bytes they took.
     pub kernels: StageTime,
+    /// Wall-clock seconds in which at least one read was in flight (of the kind of reads that had most).
+    pub reading: StageTime,
+    /// Wall-clock seconds in which at least one upload was in flight.
+    pub uploading: StageTime,
     /// The loop waited for reads.
     pub wait_read: StageTime,
     /// The loop waited for uploads.

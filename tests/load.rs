@@ -156,8 +156,8 @@ impl Device for SpyDevice {
         self.inner.alloc(bytes)
     }
 
-    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
-        self.inner.stream(fallbacks)
+    fn stream(&self, lanes: Option<usize>, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+        self.inner.stream(lanes, fallbacks)
     }
 }
 

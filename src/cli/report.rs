@@ -51,6 +51,8 @@ pub(crate) fn stage_name(stage: Stage) -> &'static str {
         Stage::Storage => "storage",
         Stage::PageCache => "memory (copies out of the page cache)",
         Stage::Upload => "uploads to the device",
+        Stage::Kernels => "converting",
+        Stage::Staging => "staging buffers (too few or too small: reads and uploads wait for each other)",
         Stage::Headers => "reading headers",
         Stage::Planning => "selecting and planning",
         Stage::SetUp => "set-up (too small for bandwidth to matter)",

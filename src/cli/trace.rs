@@ -3,7 +3,6 @@
 //! It observes the load, keeps what it is told, and writes once the load is over, also one that failed. Events that overlap
 //! are packed into as few lanes as hold them. `whole_file` writes the file; this one knows nothing of places.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use vramp::checkpoint::Shard;
-use vramp::load::{Observer, TraceEvent, TraceLane};
+use vramp::load::{self, Observer, TraceEvent, TraceLane, TracePlace};
 use vramp::plan::LoadPlan;
 use vramp::source::Route;
 
@@ -119,19 +118,15 @@ struct Args<'a> {
     route: Option<Route>,
 }
 
-/// A kind of lane, and which of those.
-type Place = (TraceLane, usize);
-
 fn write_events(out: &mut impl Write, events: &mut [TraceEvent], shards: &[String]) -> io::Result<()> {
-    events.sort_by_key(|event| (event.lane, event.start, Reverse(event.duration)));
-    let places = pack(events);
-    let lanes: BTreeSet<Place> = places.iter().copied().collect();
-    let threads: BTreeMap<Place, usize> = lanes.into_iter().zip(1..).collect();
+    let places = load::place(events);
+    let lanes: BTreeSet<TracePlace> = places.iter().copied().collect();
+    let threads: BTreeMap<TracePlace, usize> = lanes.into_iter().zip(1..).collect();
     let process = Args { name: Some("vramp load"), ..Args::default() };
     out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n")?;
     serde_json::to_writer(&mut *out, &metadata("process_name", 0, process))?;
     for (place, &tid) in &threads {
-        let name = lane_name(*place);
+        let name = place.to_string();
         let named = metadata("thread_name", tid, Args { name: Some(&name), ..Args::default() });
         let sorted = metadata("thread_sort_index", tid, Args { sort_index: Some(tid), ..Args::default() });
         append(out, &named)?;
@@ -146,42 +141,6 @@ fn write_events(out: &mut impl Write, events: &mut [TraceEvent], shards: &[Strin
 fn append(out: &mut impl Write, entry: &Entry<'_>) -> io::Result<()> {
     out.write_all(b",\n")?;
     Ok(serde_json::to_writer(out, entry)?)
-}
-
-/// Gives each event, sorted by lane and start, the first lane of its kind that is free; a conversion stays with its upload,
-/// of which it is a part.
-fn pack(events: &[TraceEvent]) -> Vec<Place> {
-    let mut places = Vec::with_capacity(events.len());
-    let mut kind = TraceLane::Loop;
-    let mut last: Vec<&TraceEvent> = Vec::new(); // the longest-lasting event of each lane of this kind so far
-    for event in events {
-        if event.lane != kind {
-            kind = event.lane;
-            last.clear();
-        }
-        let is_part = |upload: &&TraceEvent| is_part_of(event, upload);
-        let free = |last: &&TraceEvent| end_of(last) <= event.start;
-        if let Some(place) = last.iter().position(is_part) {
-            places.push((kind, place));
-            continue;
-        }
-        let place = last.iter().position(free).unwrap_or(last.len());
-        match last.get_mut(place) {
-            Some(last) => *last = event,
-            None => last.push(event),
-        }
-        places.push((kind, place));
-    }
-    places
-}
-
-fn is_part_of(event: &TraceEvent, upload: &TraceEvent) -> bool {
-    let same = (event.shard, event.offset) == (upload.shard, upload.offset);
-    event.name == "convert" && same && end_of(event) <= end_of(upload)
-}
-
-fn end_of(event: &TraceEvent) -> Duration {
-    event.start + event.duration
 }
 
 fn metadata<'a>(name: &'static str, tid: usize, args: Args<'a>) -> Entry<'a> {
@@ -200,50 +159,8 @@ fn complete<'a>(event: &'a TraceEvent, tid: usize, shards: &'a [String]) -> Entr
     Entry { name: event.name, ph: "X", pid: PROCESS, tid, ts, dur, args }
 }
 
-fn lane_name((kind, place): Place) -> String {
-    match kind {
-        TraceLane::Reader(Route::Direct) => format!("reader {place}, direct"),
-        TraceLane::Reader(Route::Buffered) => format!("reader {place}, buffered"),
-        TraceLane::Reader(Route::Mapped) => format!("reader {place}, mapped"),
-        TraceLane::Reader(Route::GpuDirect) => format!("reader {place}, gpu-direct"),
-        TraceLane::Reader(_) => format!("reader {place}"),
-        TraceLane::Upload => format!("upload {place}"),
-        _ => "loop".to_owned(),
-    }
-}
-
 /// To the nanosecond.
 #[allow(clippy::cast_precision_loss)] // of a load of more than a hundred days
 fn microseconds(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e3
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn event(lane: TraceLane, name: &'static str, offset: u64, milliseconds: std::ops::Range<u64>) -> TraceEvent {
-        let (start, end) = (Duration::from_millis(milliseconds.start), Duration::from_millis(milliseconds.end));
-        TraceEvent { lane, name, start, duration: end - start, bytes: 1, shard: Some(0), offset: Some(offset) }
-    }
-
-    #[test]
-    fn overlapping_events_take_as_many_lanes_as_overlap_and_conversions_none() {
-        let (direct, mapped) = (TraceLane::Reader(Route::Direct), TraceLane::Reader(Route::Mapped));
-        let events = [
-            event(direct, "read", 0, 0..10),
-            event(direct, "read", 1, 2..5),
-            event(direct, "read", 2, 5..7),
-            event(direct, "read", 3, 6..9),
-            event(direct, "read", 4, 10..11),
-            event(mapped, "read", 5, 1..3),
-            event(TraceLane::Upload, "upload", 0, 0..4),
-            event(TraceLane::Upload, "upload", 1, 1..5),
-            event(TraceLane::Upload, "convert", 0, 2..4),
-            event(TraceLane::Upload, "convert", 1, 3..5),
-            event(TraceLane::Upload, "upload", 2, 4..6),
-        ];
-        let places: Vec<usize> = pack(&events).into_iter().map(|place| place.1).collect();
-        assert_eq!(places, [0, 1, 1, 2, 0, 0, 0, 1, 0, 1, 0]);
-    }
 }

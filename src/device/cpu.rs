@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::{Arena, Cast, Device, DeviceLimits, InFlight, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
+use super::{
+    Arena, Cast, Device, DeviceLimits, InFlight, MAX_LANES, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+};
 use crate::convert::convert;
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
@@ -59,8 +61,9 @@ impl Device for CpuDevice {
         HostBlock::new(len).map(Arena::host).map_err(|_| out_of_memory(bytes))
     }
 
-    fn stream(&self, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(CopyStream::new(thread::available_parallelism().map_or(2, |n| n.get().min(8)))))
+    fn stream(&self, lanes: Option<usize>, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+        let usual = || thread::available_parallelism().map_or(2, |n| n.get().min(8));
+        Ok(Box::new(CopyStream::new(lanes.unwrap_or_else(usual).clamp(1, MAX_LANES))))
     }
 }
 

@@ -51,11 +51,12 @@ pub trait Device: Send + Sync {
     /// [`Error::OutOfMemory`] with what is needed and what is free.
     fn alloc(&self, bytes: u64) -> Result<Arena>;
 
-    /// Opens a stream of uploads. What it has to do without, now or later, is noted in `fallbacks`.
+    /// Opens a stream of uploads. `lanes` is how many of them may be worked on side by side (streams of a GPU, copy threads
+    /// of the host); `None` leaves that to the device. What it has to do without, now or later, is noted in `fallbacks`.
     ///
     /// # Errors
     /// When the device refuses.
-    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>>;
+    fn stream(&self, lanes: Option<usize>, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>>;
 
     /// The device's own way to read files, past the host: `None` where it has none, an error that says why where it cannot
     /// be had here. With `native_only`, `None` as well where it is cheap to see that the bytes would pass through the host
@@ -81,6 +82,9 @@ pub struct DeviceLimits {
 /// Staging for devices that take bytes as fast as a core copies them: all buffers together fit in a processor's cache, so
 /// that bytes out of the page cache need not travel to memory and back (measured 34 against 21 GB/s with 64 MiB).
 const CACHED_STAGING: (usize, usize) = (8, 2 << 20);
+
+/// Lanes of a stream, at most, whatever is asked for.
+pub const MAX_LANES: usize = 16;
 
 /// Pieces of one upload, at most: what a device must keep for an upload in flight is bounded by it.
 pub const MAX_PIECES: usize = 1024;

@@ -42,7 +42,7 @@ impl Device for NullDevice {
         Ok(Arena::device(Box::new(Nothing(bytes))))
     }
 
-    fn stream(&self, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+    fn stream(&self, _lanes: Option<usize>, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
         Ok(Box::new(Discard))
     }
 }

@@ -23,6 +23,9 @@ pub(super) const LANES: usize = 3;
 /// Bytes over which the best rate of a load is looked for, at least.
 const RATE_WINDOW_BYTES: u64 = 256 << 20;
 
+/// A share of the time from which on something is at work "most" of it.
+const MOSTLY: f64 = 0.75;
+
 /// Counts and times of one load.
 pub(super) struct Meter {
     started: Instant,
@@ -33,6 +36,8 @@ pub(super) struct Meter {
     last_read: f64,
     first_upload: Option<f64>,
     last_upload: f64,
+    uploads: usize,
+    uploading_since: f64,
     /// Wall-clock seconds in which each lane had something in flight.
     pub(super) lanes: [f64; LANES],
     /// Who is told what happened when.
@@ -50,6 +55,8 @@ impl Meter {
             last_read: 0.0,
             first_upload: None,
             last_upload: 0.0,
+            uploads: 0,
+            uploading_since: 0.0,
             lanes: [0.0; LANES],
             tracer,
         }
@@ -93,10 +100,19 @@ impl Meter {
         let now = self.now();
         self.first_upload.get_or_insert(now);
         self.stages.upload.bytes += bytes;
+        if self.uploads == 0 {
+            self.uploading_since = now;
+        }
+        self.uploads += 1;
     }
 
+    /// An upload is over, also one that failed.
     pub(super) fn upload_ended(&mut self) {
         self.last_upload = self.now();
+        self.uploads = self.uploads.saturating_sub(1);
+        if self.uploads == 0 {
+            self.stages.uploading.seconds += self.last_upload - self.uploading_since;
+        }
     }
 
     /// Notes that more bytes are there; returns how many there are now.
@@ -115,6 +131,7 @@ impl Meter {
         self.stages.plan = StageTime { seconds: prepared.plan_seconds, bytes: 0 };
         self.stages.read.seconds = self.first_read.map_or(0.0, |first| self.last_read - first);
         self.stages.upload.seconds = self.first_upload.map_or(0.0, |first| self.last_upload - first);
+        self.stages.reading.seconds = self.lanes.iter().copied().fold(0.0, f64::max);
         let waited = self.stages.wait_read.seconds + self.stages.wait_upload.seconds;
         self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
         let read_seconds = self.stages.read.seconds.max(f64::MIN_POSITIVE);
@@ -159,12 +176,24 @@ impl Meter {
         if stages.bookkeeping.seconds > seconds / 2.0 {
             return Stage::Bookkeeping;
         }
+        if self.is_alternating() {
+            return Stage::Staging;
+        }
         if stages.wait_upload.seconds > stages.wait_read.seconds {
-            return Stage::Upload;
+            let converts = stages.kernels.seconds > stages.uploading.seconds * MOSTLY;
+            return if converts { Stage::Kernels } else { Stage::Upload };
         }
         let through_cache = self.routes.buffered + self.routes.mapped;
         let was_cold = prepared.cache.resident_before < through_cache / 2;
         let past_cache = self.lanes[DIRECT].max(self.lanes[GPU_DIRECT]);
         if past_cache >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
+    }
+
+    /// Whether most bytes went through staging and neither readers nor uploads were at work most of that time.
+    fn is_alternating(&self) -> bool {
+        let stages = &self.stages;
+        let span = self.first_read.map_or(0.0, |first| self.last_upload.max(self.last_read) - first);
+        let staged = stages.stage.bytes > stages.read.bytes / 2;
+        staged && stages.reading.seconds.max(stages.uploading.seconds) < span * MOSTLY
     }
 }

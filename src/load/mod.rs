@@ -27,7 +27,7 @@ use std::time::Instant;
 pub use loading::Loading;
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
-pub use trace::{TraceEvent, TraceLane};
+pub use trace::{TraceEvent, TraceLane, TracePlace, place};
 
 pub(crate) use files::open_same;
 
@@ -42,10 +42,13 @@ use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selecte
 use crate::convert::Float;
 use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
+use crate::extent::align_down;
 use crate::os;
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
-use crate::source::{Fallbacks, GpuDirect, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Storage, queue};
+use crate::source::{
+    Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
+};
 use crate::staging::StagingPool;
 use crate::tensor::Tensor;
 
@@ -71,6 +74,10 @@ pub struct TransferOptions {
     pub staging: Option<Staging>,
     /// What runs the reads.
     pub queue: QueueOptions,
+    /// Bytes of a read, at most; `None` leaves that to the file system. Rounded to what the file can be read by.
+    pub read_bytes: Option<u64>,
+    /// Uploads that are worked on side by side (streams of a GPU, copy threads of the host); `None` leaves that to the device.
+    pub lanes: Option<usize>,
     /// What floating-point tensors become; `None` leaves all as they are stored.
     pub convert: Option<Convert>,
     /// Stops the load from another thread.
@@ -480,7 +487,7 @@ impl Loader {
         }
         let pool = staged.then(|| self.device.staging(shape.count, shape.bytes, &self.fallbacks)).transpose()?;
         let queue = (self.make_queue)(pool.as_ref(), &self.fallbacks);
-        let stream = staged.then(|| self.device.stream(&self.fallbacks)).transpose()?;
+        let stream = staged.then(|| self.device.stream(self.options.lanes, &self.fallbacks)).transpose()?;
         Ok(Engine { pool, queue, stream })
     }
 
@@ -525,6 +532,13 @@ impl Loader {
         Ok((facts, file_system))
     }
 
+    /// The limits of a source, with reads as long as was asked for.
+    fn limits_of(&self, source: &dyn Source) -> Limits {
+        let limits = source.limits();
+        let asked = |bytes: u64| align_down(bytes.min(MOST_READ_BYTES), limits.align).max(limits.align).max(2);
+        Limits { max_read: self.options.read_bytes.map_or(limits.max_read, asked), ..limits }
+    }
+
     fn facts_of(&self, file: &dyn OpenFile) -> ShardFacts {
         let system = file.file_system();
         let may_be_direct = !system.network && !system.memory;
@@ -533,13 +547,16 @@ impl Loader {
         ShardFacts {
             bytes: file.identity().len,
             residency: file.residency_glance(),
-            direct: direct.filter(|source| source.route() == Route::Direct).map(|source| source.limits()),
+            direct: direct.filter(|source| source.route() == Route::Direct).map(|source| self.limits_of(&*source)),
             gpu_direct: None,
-            cached: file.source(Route::Buffered).limits(),
+            cached: self.limits_of(&*file.source(Route::Buffered)),
             mappable: !system.network,
         }
     }
 }
+
+/// A size that reads may be told to have, at most: the kernel makes no longer ones.
+const MOST_READ_BYTES: u64 = 1 << 30;
 
 fn staging_of(pool: Option<&StagingPool>) -> Staging {
     pool.map(|pool| Staging { count: pool.count(), bytes: pool.buffer_bytes() }).unwrap_or_default()

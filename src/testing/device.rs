@@ -113,7 +113,7 @@ impl Device for LazyDevice {
         Ok(Arena::device(Box::new(LazyMemory { inner: Arc::clone(&self.inner), address, bytes })))
     }
 
-    fn stream(&self, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+    fn stream(&self, _lanes: Option<usize>, _fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
         Ok(Box::new(LazyStream { inner: Arc::clone(&self.inner) }))
     }
 }
@@ -232,7 +232,7 @@ pub fn device_conformance(device: &dyn Device) {
 fn uploads_arrive(device: &dyn Device) {
     const LEN: u64 = 10_000;
     let pool = device.staging(2, 4096, &Fallbacks::default()).unwrap();
-    let mut stream = device.stream(&Fallbacks::default()).unwrap();
+    let mut stream = device.stream(None, &Fallbacks::default()).unwrap();
     stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: 4096, ..StreamNeeds::default() }).unwrap();
     let pieces = [
         (Piece::contiguous(0, 4096), 0),

@@ -93,8 +93,8 @@ impl Device for DirectDevice {
         self.lazy.alloc(bytes)
     }
 
-    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
-        self.lazy.stream(fallbacks)
+    fn stream(&self, lanes: Option<usize>, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+        self.lazy.stream(lanes, fallbacks)
     }
 
     fn direct_reads(&self, native_only: bool) -> Option<Result<Arc<dyn DirectReads>, String>> {

@@ -17,7 +17,7 @@ use super::{Rig, scheduled};
 fn upload(device: &dyn Device, piece: Piece, at: u64) -> Result<()> {
     let (fallbacks, buffer_bytes) = (Fallbacks::default(), 4096);
     let pool = device.staging(1, 2 * buffer_bytes, &fallbacks)?;
-    let mut stream = device.stream(&fallbacks)?;
+    let mut stream = device.stream(None, &fallbacks)?;
     let casts = vec![(Float::F32, Float::BF16), (Float::F8E4M3, Float::F32)];
     let scales = vec![Arc::from([1.0, 2.0, 3.0, 4.0].as_slice())];
     stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes, casts, crumbs: 0, scales })?;

@@ -16,7 +16,7 @@ const BYTES: usize = 64 << 10;
 /// A stream and two staging buffers, for conversions from FP8 with the scales 1 and 2.
 fn stream(device: &dyn Device) -> (Box<dyn Stream>, StagingPool) {
     let pool = device.staging(2, BYTES, &Fallbacks::default()).unwrap();
-    let mut stream = device.stream(&Fallbacks::default()).unwrap();
+    let mut stream = device.stream(None, &Fallbacks::default()).unwrap();
     let scales: Vec<Arc<[f32]>> = vec![[1.0, 2.0].into()];
     let casts = vec![(Float::F8E4M3, Float::BF16), (Float::F32, Float::BF16)];
     stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: BYTES, casts, crumbs: 0, scales }).unwrap();

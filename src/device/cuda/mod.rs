@@ -33,7 +33,7 @@ use memory::DeviceMemory;
 use pinning::Pinning;
 use stream::CudaStream;
 
-use super::{Arena, Device, DeviceLimits, DirectReads, Stream};
+use super::{Arena, Device, DeviceLimits, DirectReads, MAX_LANES, Stream};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::os;
@@ -46,9 +46,9 @@ const STAGING: (usize, usize) = (16, 16 << 20);
 /// Alignment of tensors: what the driver's own allocations have, and what its copies and the widest loads like.
 const ALIGN: u64 = 256;
 
-/// Streams for uploads, at most. One keeps a copy engine busy; a second hides the start of its copies, and lets one upload be
+/// Streams for uploads, unless told otherwise, at most. One keeps a copy engine busy; a second hides the start of its copies, and lets one upload be
 /// converted while the next is copied.
-const MOST_STREAMS: usize = 2;
+const USUAL_STREAMS: usize = 2;
 
 /// One GPU.
 #[derive(Clone)]
@@ -137,8 +137,9 @@ impl Device for CudaDevice {
         Ok(Arena::device(Box::new(DeviceMemory::alloc(&self.gpu, &bound, bytes, &self.memory)?)))
     }
 
-    fn stream(&self, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
-        let count = self.gpu.copy_engines().min(MOST_STREAMS);
+    fn stream(&self, lanes: Option<usize>, fallbacks: &Fallbacks) -> Result<Box<dyn Stream>> {
+        let usual = || self.gpu.copy_engines().min(USUAL_STREAMS);
+        let count = lanes.unwrap_or_else(usual).min(MAX_LANES);
         Ok(Box::new(CudaStream::new(&self.gpu, count, fallbacks)?))
     }
 
