@@ -37,10 +37,9 @@ fn unproven(state: CacheState) -> String {
     .to_owned()
 }
 
-/// `storage is the limit at 2.10 GB/s`.
+/// `the limit is storage at 2.10 GB/s`.
 fn limit(state: &State) -> String {
-    let prediction = &state.prediction;
-    format!("{} is the limit at {}", words::stage(prediction.bound_by), rate(prediction.bytes_per_second))
+    format!("the limit is {}", words::limit(state.prediction.bound_by, state.prediction.bytes_per_second))
 }
 
 /// What would make the limiting stage faster, and how far that helps.
@@ -69,7 +68,7 @@ fn remedy(report: &BenchReport, state: &State) -> String {
     format!("{what}{}", until_the_next(state))
 }
 
-/// ` until page cache's 11.0 GB/s (at most 1.3 times as fast)`.
+/// `, until the limit is upload at 11.0 GB/s (up to 1.3 times as fast)`.
 fn until_the_next(state: &State) -> String {
     let (Some(next), Some(factor)) = (next_slowest(state), state.verdict.next_is_faster_by) else {
         return String::new();
@@ -78,7 +77,7 @@ fn until_the_next(state: &State) -> String {
         factor if factor < 1.05 => "hardly any gain".to_owned(),
         factor => format!("up to {factor:.1} times as fast"),
     };
-    format!(", until {} limits at {} ({gain})", words::stage(next.stage), rate(next.bytes_per_second))
+    format!(", until the limit is {} ({gain})", words::limit(next.stage, next.bytes_per_second))
 }
 
 /// The stage that takes longest after the limiting one.
@@ -171,8 +170,8 @@ mod tests {
         let said = bound_by(BenchStage::Storage);
         assert_eq!(
             said,
-            "storage is the limit at 2.00 GB/s: a faster drive, or a second one beside it, would help, until cache to fresh \
-             memory limits at 8.00 GB/s (up to 4.0 times as fast)"
+            "the limit is storage at 2.00 GB/s: a faster drive, or a second one beside it, would help, until the limit is \
+             cache to fresh memory at 8.00 GB/s (up to 4.0 times as fast)"
         );
         let alone = advice(|report| report.states[0].ceilings.truncate(1));
         assert!(alone.ends_with("beside it, would help"), "{alone}");
@@ -195,7 +194,10 @@ mod tests {
         ];
         for (stage, part) in cases {
             let said = bound_by(stage);
-            assert!(said.starts_with(words::stage(stage)) && said.contains(part), "{stage:?}: {said}");
+            assert!(
+                said.starts_with(&format!("the limit is {}", words::stage(stage))) && said.contains(part),
+                "{stage:?}: {said}"
+            );
         }
         let on_a_gpu = advice(|report| {
             report.machine.device = "cuda:0".to_owned();

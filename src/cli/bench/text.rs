@@ -52,12 +52,9 @@ fn of_state(state: &State, advice: &str) -> String {
 
 fn predicted(state: &State) -> String {
     let prediction = &state.prediction;
-    let (stage, rate) = (words::stage(prediction.bound_by), text::rate(prediction.bytes_per_second));
+    let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
     let before = text::seconds(prediction.before_seconds);
-    format!(
-        "T = {} by {stage} at {rate}, {before} of opening and planning included\n",
-        text::seconds(prediction.seconds)
-    )
+    format!("T = {} by {limit}, {before} of opening and planning included\n", text::seconds(prediction.seconds))
 }
 
 fn took(state: &State) -> String {
@@ -99,7 +96,7 @@ fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 7] {
     let is_limit = ceiling.stage == state.prediction.bound_by;
     [
         (if is_limit { BOLD } else { plain }, words::stage(ceiling.stage).to_owned()),
-        (plain, text::rate(ceiling.bytes_per_second)),
+        (plain, words::rate(ceiling.bytes_per_second)),
         (plain, within.map_or("-".to_owned(), text::rate)),
         (share.filter(|_| is_limit).map_or(plain, efficiency_style), share.map_or(String::new(), text::percent)),
         (plain, text::seconds(ceiling.seconds)),
@@ -152,7 +149,7 @@ cache to fresh memory  8.00 GB/s            -         67.1 ms  O_DIRECT, io_urin
 ";
         let found = plain(&report);
         assert!(found.starts_with(expected), "{found}");
-        assert!(found.contains("\nadvice      storage is the limit"), "{found}");
+        assert!(found.contains("\nadvice      the limit is storage"), "{found}");
         assert!(found.contains("\nupload                0  the device's memory is the host's\n"), "{found}");
         assert!(found.contains("\ndriver's context      1  120 ms"), "{found}");
     }

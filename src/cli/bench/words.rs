@@ -67,6 +67,17 @@ pub(crate) fn spread(spread: Spread, of: impl Fn(f64) -> String) -> String {
     format!("{} [{} … {}]", of(spread.median), of(spread.min), of(spread.max))
 }
 
+/// `2.00 GB/s`, or `-` where no bytes go through.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    if bytes_per_second > 0.0 { text::rate(bytes_per_second) } else { "-".to_owned() }
+}
+
+/// `storage at 2.00 GB/s`, or the stage alone where no bytes go through.
+pub(crate) fn limit(of: BenchStage, bytes_per_second: f64) -> String {
+    let at = if bytes_per_second > 0.0 { format!(" at {}", text::rate(bytes_per_second)) } else { String::new() };
+    format!("{}{at}", stage(of))
+}
+
 /// The rates of samples, or their times where no bytes go through.
 pub(crate) fn samples(samples: &[Sample]) -> Option<String> {
     if samples.iter().any(|sample| sample.bytes > 0) {
@@ -96,11 +107,12 @@ pub(crate) fn proof(of: &State) -> String {
     format!("{verdict}: {said} of the files in the page cache before the loads ({})", text::escape(&of.proof.how))
 }
 
-/// The checkpoint's own name: the last part of its path.
+/// The checkpoint's own name: that of the model where it lies in the Hugging Face cache, else the last part of its path.
 pub(crate) fn name(report: &BenchReport) -> String {
     let path = &report.subject.path;
-    let last = path.file_name().unwrap_or(path.as_os_str());
-    text::escape(&last.to_string_lossy())
+    let parts = || path.iter().map(|part| part.to_string_lossy());
+    let hub = parts().find_map(|part| Some(part.strip_prefix("models--")?.replace("--", "/")));
+    text::escape(&hub.or_else(|| parts().next_back().map(String::from)).unwrap_or_default())
 }
 
 /// `S = 4.34 GB (4.04 GiB), 246 tensors in 3 shards`.
@@ -156,6 +168,18 @@ mod tests {
         assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
         assert_eq!(date(1_796_012_940), "2026-11-30 04:29 UTC");
         assert_eq!(date(4_107_542_400), "2100-03-01 00:00 UTC");
+    }
+
+    #[test]
+    fn a_checkpoint_is_called_as_its_model() {
+        let of = |path: &str| {
+            let mut report = super::super::sample::report();
+            report.subject.path = path.into();
+            name(&report)
+        };
+        assert_eq!(of("/models/llama"), "llama");
+        assert_eq!(of("hub/models--org--llama-3--8b/snapshots/0123"), "org/llama-3/8b");
+        assert_eq!((of("/").as_str(), of("").as_str(), of("a\x07").as_str()), ("/", "", "a\\u{7}"));
     }
 
     #[test]

@@ -186,6 +186,7 @@ fn paint_survey(
         }
     }
     let at = canvas.pixel(right, 0.0).0 + 8;
+    ends.reverse(); // of lines that end together the last is named first
     apart(ends).into_iter().try_for_each(|(y, said)| canvas.label(at, y, Side::Right, said, Ink::Muted))
 }
 

@@ -81,7 +81,7 @@ fn tile(state: &State, advice: &str) -> String {
     let (name, prediction) = (words::state(state.state), &state.prediction);
     let reached = text::percent(state.verdict.reached);
     let took = state.seconds().map_or("none".to_owned(), |it| words::spread(it, text::seconds));
-    let limit = format!("{} at {}", words::stage(prediction.bound_by), text::rate(prediction.bytes_per_second));
+    let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
     let facts = [
         ("predicted T", text::seconds(prediction.seconds)),
         ("loads took", format!("{took}, median of {}", state.loads.len())),
@@ -90,8 +90,9 @@ fn tile(state: &State, advice: &str) -> String {
     ];
     let facts: String =
         facts.iter().map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value))).collect();
+    let big = if state.proof.proven { "big" } else { "big doubtful" };
     format!(
-        "<section class=\"tile\"><h2>{}</h2><p class=\"big\">{reached} <small>of T reached</small></p>\n<dl>{facts}</dl>\n{}{}</section>\n",
+        "<section class=\"tile\"><h2>{}</h2><p class=\"{big}\">{reached} <small>of T reached</small></p>\n<dl>{facts}</dl>\n{}{}</section>\n",
         capitalised(name),
         badge(state),
         paragraph("advice", &format!("{}.", capitalised(advice))),
@@ -146,9 +147,11 @@ fn share(shares: &[f64], round: usize) -> String {
 }
 
 fn of_state(state: &State) -> io::Result<String> {
-    let name = match state.state {
-        CacheState::Cold => "Cold: nothing of the files in the page cache",
-        CacheState::Warm => "Warm: all of the files in the page cache",
+    let name = match (state.state, state.proof.proven) {
+        (CacheState::Cold, true) => "Cold: nothing of the files in the page cache",
+        (CacheState::Warm, true) => "Warm: all of the files in the page cache",
+        (CacheState::Cold, false) => "Cold, as far as it could be had",
+        (CacheState::Warm, false) => "Warm, as far as it could be had",
     };
     let mut out =
         format!("<h2>{name}</h2>\n<section class=\"card\"><h3>What each stage needs, and what the loads took</h3>\n");
@@ -173,7 +176,7 @@ fn ceilings(state: &State) -> String {
         let within = words::reached_in_load(state, ceiling);
         [
             words::stage(ceiling.stage).to_owned(),
-            text::rate(ceiling.bytes_per_second),
+            words::rate(ceiling.bytes_per_second),
             within.map_or("-".to_owned(), text::rate),
             within.map_or("-".to_owned(), |it| text::percent(it / ceiling.bytes_per_second.max(f64::MIN_POSITIVE))),
             text::seconds(ceiling.seconds),

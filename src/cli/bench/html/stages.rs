@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vramp::bench::{BenchStage, State, TimelineEvent};
+use vramp::bench::{State, TimelineEvent};
 
 use super::super::super::text;
 use super::super::words;
@@ -57,8 +57,8 @@ fn rows(state: &State) -> Vec<Row> {
     let mut rows = vec![Row { said: opening, from: 0.0, to: before, limit: false }];
     rows.extend(state.ceilings.iter().map(|ceiling| {
         let limit = ceiling.stage == state.prediction.bound_by;
-        let (rate, seconds) = (text::rate(ceiling.bytes_per_second), text::seconds(ceiling.seconds));
-        let said = format!("{}: {seconds} at {rate}", words::stage(ceiling.stage));
+        let (stage, seconds) = (words::limit(ceiling.stage, ceiling.bytes_per_second), text::seconds(ceiling.seconds));
+        let said = format!("{stage}: {seconds}");
         Row { said, from: before, to: before + ceiling.seconds, limit }
     }));
     rows
@@ -162,10 +162,10 @@ fn paint_timeline(canvas: &Canvas<'_, '_>, lanes: &[(&str, Vec<&TimelineEvent>)]
     Ok(())
 }
 
-/// As high as it was busy, with a gap to its neighbours where it is wide enough for one.
+/// As high as it was busy; an event of its own has a gap to its neighbour where it is wide enough for one.
 fn paint_piece(canvas: &Canvas<'_, '_>, piece: &Piece<'_>, bottom: i32) -> Result<(), Trouble> {
     let (from, to) = (canvas.pixel(piece.start, 0.0).0, canvas.pixel(piece.end, 0.0).0);
-    let to = if to - from > 3 { to - 1 } else { to };
+    let to = if to - from > 3 && !piece.is_joined() { to - 1 } else { to };
     #[allow(clippy::cast_possible_truncation)] // at most the height of a lane
     let height = ((f64::from(LANE) - 4.0) * piece.share()).round().max(2.0) as i32;
     canvas.box_at((from, bottom - 2 - height), (to, bottom - 2), ink_of(piece.name), 1.0)
@@ -217,8 +217,6 @@ const MOVES: [(&str, Ink); 2] = [("read", Ink::Read), ("upload", Ink::Upload)];
 /// Bytes per second while the median load ran, against the limits.
 pub(super) fn throughput(state: &State) -> io::Result<String> {
     let end = end_of(&state.timeline);
-    let limits: Vec<(f64, Ink, String)> =
-        state.ceilings.iter().map(|it| limit(state, it.stage, it.bytes_per_second)).collect();
     let bound = state.prediction.bytes_per_second;
     let highest = PARTS.into_iter().flat_map(|parts| rates(state, end, parts)).flat_map(|(_, rates)| rates);
     let most = highest.fold(bound, f64::max) * 1.08;
@@ -233,13 +231,8 @@ pub(super) fn throughput(state: &State) -> io::Result<String> {
     let title = format!("Bytes per second while the median {} load ran", words::state(state.state));
     let chart = canvas::both(&title, axes, |canvas| paint_rates(canvas, state, end, bound))?;
     let mut entries: Vec<_> = moves(state).map(|(name, ink)| (Mark::Block, ink, format!("{name}s"))).collect();
-    entries.extend(limits.into_iter().filter(|it| it.1 == Ink::Limit).map(|(_, ink, said)| (Mark::Dashes, ink, said)));
+    entries.push((Mark::Dashes, Ink::Limit, format!("the limit: {}", words::limit(state.prediction.bound_by, bound))));
     Ok(legend(&entries) + &chart)
-}
-
-fn limit(state: &State, stage: BenchStage, rate: f64) -> (f64, Ink, String) {
-    let ink = if stage == state.prediction.bound_by { Ink::Limit } else { Ink::Bar };
-    (rate, ink, format!("{} alone: {}", words::stage(stage), text::rate(rate)))
 }
 
 fn moves(state: &State) -> impl Iterator<Item = (&'static str, Ink)> {

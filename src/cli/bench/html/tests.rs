@@ -74,7 +74,7 @@ fn a_hundred_thousand_events_make_no_large_file() {
     for state in &mut report.states {
         let event = |at: u32| TimelineEvent {
             lane: format!("reader {}, direct", at % 32),
-            name: if at % 3 == 0 { "read" } else { "upload" }.to_owned(),
+            name: if at.is_multiple_of(3) { "read" } else { "upload" }.to_owned(),
             start: f64::from(at / 32) * 1e-4,
             seconds: 0.7e-4,
             bytes: 1 << 20,

@@ -15,11 +15,11 @@ const LONGEST_CRUMBS: f64 = 8.0;
 pub(super) struct Piece<'a> {
     pub(super) start: f64,
     pub(super) end: f64,
-    /// What took most of it.
+    /// What its longest event is.
     pub(super) name: &'a str,
     /// Seconds of it in which something happened.
     busy: f64,
-    /// Seconds of the longest kind, for joining.
+    /// Seconds of the longest of its events.
     longest: f64,
 }
 
@@ -27,6 +27,11 @@ impl Piece<'_> {
     /// The share of it in which something happened.
     pub(super) fn share(&self) -> f64 {
         (self.busy / (self.end - self.start).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
+    }
+
+    /// Whether it stands for several events.
+    pub(super) fn is_joined(&self) -> bool {
+        self.busy > self.longest
     }
 }
 
@@ -142,7 +147,7 @@ mod tests {
         assert_eq!(found[0].len(), 2, "{found:?}");
         assert_eq!((found[0][0].start, found[0][0].end, found[0][0].share()), (0.0, 1.0, 1.0));
         let crumbs = &found[0][1];
-        assert!((0.5..0.56).contains(&crumbs.share()) && crumbs.name == "read", "{crumbs:?}");
+        assert!((0.5..0.56).contains(&crumbs.share()) && crumbs.name == "read" && crumbs.is_joined(), "{crumbs:?}");
     }
 
     #[test]
