@@ -109,16 +109,14 @@ fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 7] {
 fn alone(stages: &[StageBench]) -> String {
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Left, Align::Left]);
     table.heading(["stage alone", "tried", "best: median [least … most]", "at"]);
-    for stage in stages {
-        let found = stage.best().map(|trial| (words::samples(&trial.samples), words::setting(&trial.setting)));
-        let skipped = stage.skipped.as_deref().unwrap_or("not measured");
-        let (best, at) = match found {
-            Some((Some(best), at)) => (best, at),
-            _ => (text::escape(skipped), String::new()),
-        };
-        table.row([words::stage(stage.stage).to_owned(), stage.trials.len().to_string(), best, at]);
+    for (stage, trial) in stages.iter().filter_map(|stage| Some((stage, stage.best()?))) {
+        let best = words::samples(&trial.samples).unwrap_or_default();
+        let (name, tried) = (words::stage(stage.stage).to_owned(), stage.trials.len().to_string());
+        table.row([name, tried, best, words::setting(&trial.setting)]);
     }
-    table.render()
+    let skipped = words::skipped(stages);
+    let skipped = skipped.iter().map(|(names, why)| line("not alone", &format!("{names} ({why})")));
+    table.render() + &skipped.collect::<String>()
 }
 
 #[cfg(test)]
@@ -150,7 +148,7 @@ cache to fresh memory  8.00 GB/s            -         67.1 ms  O_DIRECT, io_urin
         let found = plain(&report);
         assert!(found.starts_with(expected), "{found}");
         assert!(found.contains("\nadvice      the limit is storage"), "{found}");
-        assert!(found.contains("\nupload                0  the device's memory is the host's\n"), "{found}");
+        assert!(found.contains("\nnot alone   upload (the device's memory is the host's)\n"), "{found}");
         assert!(found.contains("\ndriver's context      1  120 ms"), "{found}");
     }
 

@@ -1,6 +1,6 @@
 //! The names of stages, settings, states and days, as every face of a benchmark's report says them. Pure text.
 
-use vramp::bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, State};
+use vramp::bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, StageBench, State};
 
 use super::super::text;
 
@@ -16,7 +16,7 @@ pub(crate) fn stage(stage: BenchStage) -> &'static str {
         BenchStage::Pinning => "locking staging",
         BenchStage::Upload => "upload",
         BenchStage::Download => "download",
-        BenchStage::Kernels => "conversion on the device",
+        BenchStage::Kernels => "conversion",
         _ => "another stage",
     }
 }
@@ -52,8 +52,7 @@ pub(crate) fn setting(setting: &Setting) -> String {
     let size = match (setting.at_once, setting.block_bytes) {
         (0 | 1, 0) => String::new(),
         (at_once, 0) => format!("{at_once} at once"),
-        (0 | 1, _) => block,
-        (at_once, _) => format!("{at_once} × {block}"),
+        (at_once, _) => format!("{} × {block}", at_once.max(1)),
     };
     let parts = [text::escape(&setting.way), size];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
@@ -97,6 +96,18 @@ pub(crate) fn reached_in_load(state: &State, ceiling: &Ceiling) -> Option<f64> {
         _ => return None,
     };
     (time.bytes > 0 && time.seconds > 0.0).then(|| text::as_f64(time.bytes) / time.seconds)
+}
+
+/// The stages that were not measured, by why: `upload, download: host memory`.
+pub(crate) fn skipped(stages: &[StageBench]) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (name, why) in stages.iter().filter_map(|it| Some((stage(it.stage), text::escape(it.skipped.as_deref()?)))) {
+        match found.iter_mut().find(|known| known.1 == why) {
+            Some(known) => known.0 = format!("{}, {name}", known.0),
+            None => found.push((name.to_owned(), why)),
+        }
+    }
+    found
 }
 
 /// What the kernel said of the page cache: `proved: 0 % of the files in the page cache before each load`.
@@ -186,7 +197,7 @@ mod tests {
     fn settings_name_what_means_something() {
         let of = |way: &str, block_bytes, at_once| setting(&Setting { way: way.to_owned(), block_bytes, at_once });
         assert_eq!(of("O_DIRECT, io_uring", 8 << 20, 16), "O_DIRECT, io_uring, 16 × 8 MiB");
-        assert_eq!(of("read", 8 << 20, 1), "read, 8 MiB");
+        assert_eq!(of("read", 8 << 20, 1), "read, 1 × 8 MiB");
         assert_eq!(of("threads", 0, 4), "threads, 4 at once");
         assert_eq!(of("cuCtxCreate", 0, 1), "cuCtxCreate");
     }

@@ -14,6 +14,9 @@ use super::stages::{rate_of_tick, times};
 /// Pixels of a row of dots: a line of text and the dots below it.
 const ROW: u32 = 62;
 
+/// Lines whose ranges can be told apart.
+const FEW: usize = 3;
+
 /// Pixels between labels at the ends of lines.
 const APART: i32 = 15;
 
@@ -81,7 +84,10 @@ pub(super) fn survey(stage: &StageBench) -> io::Result<String> {
     for way in ways.into_iter().filter(|_| most > 0.0) {
         let trials: Vec<&Trial> = stage.trials.iter().filter(|trial| trial.setting.way == way).collect();
         let Some((across, series)) = series(&trials) else { continue };
-        let title = format!("{}, {}: rate by {}", words::stage(stage.stage), text::escape(way), across.by());
+        let only = series.first().filter(|line| series.len() == 1 && !line.said.is_empty());
+        let only = only.map_or(String::new(), |line| format!(", {}", line.said));
+        let (name, way) = (words::stage(stage.stage), text::escape(way));
+        let title = format!("{name}, {way}{only}: rate by {}", across.by());
         out.push_str(&format!("<h4>{}</h4>\n", super::markup::escaped(&title)));
         out.push_str(&chart(&title, across, &series, most, stage.best())?);
     }
@@ -155,16 +161,29 @@ fn chart(title: &str, across: Across, series: &[Series<'_>], most: f64, best: Op
         y: 0.0..most,
         x_ticks: spaced(&places, across, if wide { 10 } else { 4 }),
         y_ticks: ticks(most, 4).into_iter().map(|tick| (tick, rate_of_tick(tick))).collect(),
-        around: if wide { [84, 10, 110] } else { [70, 10, if series.len() > 1 { 78 } else { 18 }] },
+        around: if wide {
+            [84, 10, if series.len() > 1 { 96 } else { 24 }]
+        } else {
+            [70, 10, if series.len() > 1 { 78 } else { 18 }]
+        },
         height: if wide { 240 } else { 230 },
     };
     canvas::both(title, axes, |canvas| paint_survey(canvas, series, last + 0.15, best))
 }
 
-/// At most so many of the places, the first and others at even steps.
-fn spaced(places: &BTreeSet<u64>, across: Across, most: usize) -> Vec<(f64, String)> {
-    let step = places.len().div_ceil(most.max(1)).max(1);
-    places.iter().step_by(step).map(|&place| (doublings(place), across.tick(place))).collect()
+/// The places that get a label: those of whole doublings first, others where there is room; about `most` have it.
+fn spaced(places: &BTreeSet<u64>, across: Across, most: u32) -> Vec<(f64, String)> {
+    let span = places.first().zip(places.last()).map_or(0.0, |(first, last)| doublings(*last) - doublings(*first));
+    let room = span / f64::from(most.max(1));
+    let (whole, odd): (Vec<u64>, Vec<u64>) = places.iter().partition(|place| place.is_power_of_two());
+    let mut ticks: Vec<(f64, String)> = Vec::new();
+    for place in whole.into_iter().chain(odd) {
+        let at = doublings(place);
+        if ticks.iter().all(|tick| (tick.0 - at).abs() >= room) {
+            ticks.push((at, across.tick(place)));
+        }
+    }
+    ticks
 }
 
 fn paint_survey(
@@ -173,26 +192,40 @@ fn paint_survey(
     right: f64,
     best: Option<&Trial>,
 ) -> Result<(), Trouble> {
-    let mut ends = Vec::new();
     for (at, line) in series.iter().enumerate() {
         let ink = if series.len() > 1 { Ink::step(at, series.len()) } else { Ink::Read };
-        let points: Vec<_> =
-            line.points.iter().filter_map(|(place, trial)| Some((doublings(*place), trial.rates()?))).collect();
-        paint_line(canvas, &points, ink)?;
-        ends.extend(points.last().map(|(x, rates)| (canvas.pixel(*x, rates.median).1, line.said.as_str())));
+        paint_line(canvas, line, ink, series.len() <= FEW)?;
         let chosen = line.points.iter().find(|(_, trial)| best.is_some_and(|best| std::ptr::eq(best, *trial)));
         if let Some((place, rates)) = chosen.and_then(|(place, trial)| Some((place, trial.rates()?))) {
             canvas.ring(doublings(*place), rates.median, 9, Ink::Limit)?;
         }
     }
-    let at = canvas.pixel(right, 0.0).0 + 8;
-    ends.reverse(); // of lines that end together the last is named first
-    apart(ends).into_iter().try_for_each(|(y, said)| canvas.label(at, y, Side::Right, said, Ink::Muted))
+    if series.len() > 1 { paint_names(canvas, series, canvas.pixel(right, 0.0).0 + 8) } else { Ok(()) }
 }
 
-/// A line through the medians, and from the least to the most at each.
-fn paint_line(canvas: &Canvas<'_, '_>, points: &[(f64, Spread)], ink: Ink) -> Result<(), Trouble> {
-    for (x, rates) in points {
+/// The names of lines: of those that reach the last place at the pixel `right`, of others at their own ends.
+fn paint_names(canvas: &Canvas<'_, '_>, series: &[Series<'_>], right: i32) -> Result<(), Trouble> {
+    let last = series.iter().filter_map(|line| Some(line.points.last()?.0)).max();
+    let mut there = Vec::new();
+    // Of lines that end together the last is named first.
+    for line in series.iter().rev() {
+        let Some((place, rates)) = line.points.last().and_then(|(place, trial)| Some((*place, trial.rates()?))) else {
+            continue;
+        };
+        let (x, y) = canvas.pixel(doublings(place), rates.median);
+        match Some(place) == last {
+            true => there.push((y, line.said.as_str())),
+            false => canvas.label(x + 8, y + 12, Side::Right, &line.said, Ink::Muted)?,
+        }
+    }
+    apart(there).into_iter().try_for_each(|(y, said)| canvas.label(right, y, Side::Right, said, Ink::Muted))
+}
+
+/// A line through the medians, with lines from the least to the most where they can be told apart.
+fn paint_line(canvas: &Canvas<'_, '_>, line: &Series<'_>, ink: Ink, ranges: bool) -> Result<(), Trouble> {
+    let points: Vec<(f64, Spread)> =
+        line.points.iter().filter_map(|(place, trial)| Some((doublings(*place), trial.rates()?))).collect();
+    for (x, rates) in points.iter().filter(|_| ranges) {
         canvas.line([(*x, rates.min), (*x, rates.max)], ink, 1)?;
     }
     canvas.path(points.iter().map(|(x, rates)| (*x, rates.median)).collect(), ink, 2)?;
@@ -201,7 +234,6 @@ fn paint_line(canvas: &Canvas<'_, '_>, points: &[(f64, Spread)], ink: Ink) -> Re
 
 /// Labels moved so far that none covers another, from the top down.
 fn apart(mut labels: Vec<(i32, &str)>) -> Vec<(i32, &str)> {
-    labels.retain(|(_, said)| !said.is_empty());
     labels.sort_by_key(|label| label.0);
     let lowest = labels.last().map_or(0, |label| label.0);
     for at in 1..labels.len() {
@@ -234,8 +266,17 @@ mod tests {
     }
 
     #[test]
+    fn places_that_lie_close_share_a_tick_and_round_ones_have_it() {
+        let places = BTreeSet::from([(2 << 20) - 4096, 1 << 20, 2 << 20, 3 << 20, 4 << 20, 16 << 20]);
+        let said = |most| spaced(&places, Across::Blocks, most).into_iter().map(|tick| tick.1).collect::<Vec<_>>();
+        assert_eq!(said(10), ["1 MiB", "2 MiB", "4 MiB", "16 MiB", "3 MiB"]);
+        assert_eq!(said(3), ["1 MiB", "4 MiB", "16 MiB"]);
+        assert_eq!(spaced(&BTreeSet::from([5]), Across::AtOnce, 4).len(), 1);
+    }
+
+    #[test]
     fn labels_do_not_cover_each_other() {
-        let moved = apart(vec![(100, "c"), (98, "b"), (10, "a"), (50, "")]);
+        let moved = apart(vec![(100, "c"), (98, "b"), (10, "a")]);
         let heights: Vec<i32> = moved.iter().map(|label| label.0).collect();
         assert!(heights.windows(2).all(|pair| pair[1] - pair[0] >= APART), "{heights:?}");
     }

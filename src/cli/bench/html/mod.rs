@@ -216,13 +216,16 @@ fn surveys(stages: &[StageBench]) -> io::Result<String> {
         return Ok(String::new());
     }
     let mut out = String::from("<h2>Each stage alone</h2>\n");
-    for stage in stages {
+    for stage in stages.iter().filter(|stage| stage.skipped.is_none()) {
         out.push_str(&format!("<section class=\"card\"><h3>{}</h3>\n", capitalised(words::stage(stage.stage))));
         out.push_str(&paragraph("hint", &format!("{}.", capitalised(words::stage_meaning(stage.stage)))));
-        match &stage.skipped {
-            Some(why) => out.push_str(&paragraph("", &format!("Not measured: {why}."))),
-            None => out.push_str(&survey(stage)?),
-        }
+        out.push_str(&survey(stage)?);
+        out.push_str("</section>\n");
+    }
+    let skipped = words::skipped(stages);
+    if !skipped.is_empty() {
+        out.push_str("<section class=\"card\"><h3>Not measured alone</h3>\n");
+        out.extend(skipped.iter().map(|(names, why)| paragraph("", &format!("{}: {why}.", capitalised(names)))));
         out.push_str("</section>\n");
     }
     Ok(out)
@@ -243,7 +246,8 @@ fn survey(stage: &StageBench) -> io::Result<String> {
         })
         .collect();
     let all = table("Median [least … most] of each setting", ["setting", "reached", "#samples", ""], &rows);
-    let hint = "The ring marks the best. Lines join medians; thin lines reach from the least to the most.";
+    let hint =
+        "The ring marks the best. Lines join medians; where there are few, thin ones reach from the least to the most.";
     let hint = if charts.is_empty() { String::new() } else { paragraph("hint", hint) };
     let all = if rows.len() > 4 { folded(&format!("All {} settings as a table", rows.len()), &all) } else { all };
     Ok(best.unwrap_or_default() + &charts + &hint + &all)

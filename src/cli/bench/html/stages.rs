@@ -36,7 +36,8 @@ pub(super) fn bars(state: &State) -> io::Result<String> {
     let rows = rows(state);
     let loads = state.seconds();
     let most =
-        rows.iter().map(|row| row.to).chain(loads.map(|it| it.max)).fold(state.prediction.seconds, f64::max) * 1.03;
+        rows.iter().map(|row| row.to).chain(loads.map(|it| it.max)).fold(state.prediction.seconds.max(1e-9), f64::max)
+            * 1.03;
     let axes = |wide: bool, _| Axes {
         x: 0.0..most,
         y: 0.0..text::as_f64(rows.len() as u64),
@@ -219,7 +220,7 @@ pub(super) fn throughput(state: &State) -> io::Result<String> {
     let end = end_of(&state.timeline);
     let bound = state.prediction.bytes_per_second;
     let highest = PARTS.into_iter().flat_map(|parts| rates(state, end, parts)).flat_map(|(_, rates)| rates);
-    let most = highest.fold(bound, f64::max) * 1.08;
+    let most = highest.fold(bound.max(1.0), f64::max) * 1.08;
     let axes = |wide: bool, _| Axes {
         x: 0.0..end,
         y: 0.0..most,
