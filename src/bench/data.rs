@@ -196,7 +196,7 @@ pub struct Ceiling {
     pub bytes_per_second: f64,
     /// `bytes / bytes_per_second`.
     pub seconds: f64,
-    /// The rate at the load's own setting: as much less than the best as when the stages were surveyed.
+    /// The same at the setting that a load has unless it is told otherwise.
     pub own_bytes_per_second: f64,
 }
 

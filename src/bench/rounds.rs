@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 use crate::load::{Loaded, Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
 use crate::plan::LoadPlan;
 
+/// Rounds that differ by more than this factor tell of other work on the machine.
+const UNQUIET: f64 = 1.5;
+
 /// One state in the making.
 struct Course {
     state: CacheState,
@@ -35,10 +38,11 @@ struct Lane {
     stage: BenchStage,
     way: Way,
     setting: Setting,
-    /// The share of the rate that a load's own setting reached in the survey.
-    own_share: f64,
+    /// What a load does unless it is told otherwise, where that is something else.
+    own: Option<Way>,
     bytes: u64,
     samples: Vec<Sample>,
+    own_samples: Vec<Sample>,
 }
 
 /// Keeps what it is told.
@@ -72,7 +76,22 @@ pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress:
         progress(&format!("loading, round {round} of {}", survey.options.effort.rounds));
         courses.iter_mut().try_for_each(|course| course.round(survey))?;
     }
-    courses.into_iter().map(|course| course.end(warnings)).collect()
+    let states: Vec<State> = courses.into_iter().map(|course| course.end(warnings)).collect::<Result<_>>()?;
+    warnings.extend(states.iter().filter_map(unquiet));
+    Ok(states)
+}
+
+/// What makes the comparison of a state doubtful: the same thing took very different times.
+fn unquiet(state: &State) -> Option<String> {
+    let is_wide = |spread: &Spread| spread.max > spread.min * UNQUIET;
+    let loads = state.seconds().filter(is_wide);
+    let rates = state.ceilings.iter().filter(|ceiling| ceiling.stage == state.prediction.bound_by);
+    let rates = rates.filter_map(|one| Spread::of(one.samples.iter().map(Sample::rate))).find(is_wide);
+    let spread = loads.or(rates)?;
+    let (name, times) = (if state.state == CacheState::Cold { "cold" } else { "warm" }, spread.max / spread.min);
+    Some(format!(
+        "this machine was not quiet: the slowest {name} round took {times:.1} times as long as the fastest; repeat it"
+    ))
 }
 
 impl Course {
@@ -110,9 +129,10 @@ impl Course {
 
     fn round(&mut self, survey: &mut Survey<'_>) -> Result<()> {
         for lane in &mut self.lanes {
-            survey.check()?;
-            survey.set_cache(lane.stage, &lane.way)?;
-            lane.samples.push(survey.sample(&lane.way, Some(lane.bytes))?.0);
+            lane.samples.push(lane.sample(survey, &lane.way)?);
+            if let Some(own) = lane.own {
+                lane.own_samples.push(lane.sample(survey, &own)?);
+            }
         }
         self.reach(survey)?;
         self.opening.push(opening(survey)?);
@@ -230,13 +250,20 @@ fn lanes_of(survey: &Survey<'_>, state: CacheState, plan: &LoadPlan) -> Vec<Lane
 
 impl Lane {
     fn of(survey: &Survey<'_>, stage: BenchStage, bytes: u64) -> Option<Lane> {
-        let (way, setting, own_share) = survey.best(stage)?;
-        Some(Lane { stage, way, setting, own_share, bytes, samples: Vec::new() })
+        let (way, setting, own) = survey.best(stage)?;
+        Some(Lane { stage, way, setting, own, bytes, samples: Vec::new(), own_samples: Vec::new() })
+    }
+
+    fn sample(&self, survey: &mut Survey<'_>, way: &Way) -> Result<Sample> {
+        survey.check()?;
+        survey.set_cache(self.stage, way)?;
+        Ok(survey.sample(way, Some(self.bytes))?.0)
     }
 
     #[allow(clippy::cast_precision_loss)] // a time has no use for the 54th bit
     fn ceiling(self) -> Option<Ceiling> {
         let rates = Spread::of(self.samples.iter().map(Sample::rate))?;
+        let own = Spread::of(self.own_samples.iter().map(Sample::rate)).unwrap_or(rates);
         Some(Ceiling {
             stage: self.stage,
             setting: self.setting,
@@ -244,7 +271,7 @@ impl Lane {
             samples: self.samples,
             bytes_per_second: rates.median,
             seconds: self.bytes as f64 / rates.median.max(f64::MIN_POSITIVE),
-            own_bytes_per_second: rates.median * self.own_share,
+            own_bytes_per_second: own.median,
         })
     }
 }

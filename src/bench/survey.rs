@@ -184,13 +184,12 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The fastest way of a stage with its setting, and the share of its rate that a load's own way reaches.
-    pub(super) fn best(&self, stage: BenchStage) -> Option<(Way, Setting, f64)> {
+    /// The fastest way of a stage with its setting, and a load's own way if that is another.
+    pub(super) fn best(&self, stage: BenchStage) -> Option<(Way, Setting, Option<Way>)> {
         let stage = self.stages.iter().find(|found| found.stage == stage)?;
         let best = stage.best()?;
-        let rate = |trial: &Trial| trial.rates().map(|rates| rates.median);
-        let (trial, own) = (stage.trials.get(best)?, stage.trials.first()?);
-        Some((*stage.ways.get(best)?, trial.setting.clone(), rate(own)? / rate(trial)?.max(f64::MIN_POSITIVE)))
+        let own = stage.ways.first().copied().filter(|_| best > 0);
+        Some((*stage.ways.get(best)?, stage.trials.get(best)?.setting.clone(), own))
     }
 
     pub(super) fn into_stages(self, context: Sample) -> Vec<StageBench> {
