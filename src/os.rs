@@ -307,6 +307,18 @@ pub fn kernel_release() -> Option<String> {
     Some(release.trim().to_owned())
 }
 
+/// The name of the first processor, as its maker writes it.
+pub fn processor_name() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+}
+
+/// The machine's memory in bytes.
+pub fn memory_bytes() -> Option<u64> {
+    bytes_in("/proc/meminfo", "MemTotal:")
+}
+
 /// The most memory that was ever resident in this process, in bytes.
 pub fn peak_resident_bytes() -> Option<u64> {
     status_bytes("VmHWM:")

@@ -104,7 +104,7 @@ pub struct StageBench {
     pub stage: BenchStage,
     /// What was tried; the first is what a load would do unless it was told otherwise.
     pub trials: Vec<Trial>,
-    /// The fastest of `trials` by its median, as an index.
+    /// The fastest of `trials` by its median, as an index; of those within 3 % of each other the first.
     pub best: Option<usize>,
     /// Why nothing was measured, where that is so.
     pub skipped: Option<String>,
@@ -196,8 +196,8 @@ pub struct Ceiling {
     pub bytes_per_second: f64,
     /// `bytes / bytes_per_second`.
     pub seconds: f64,
-    /// The rate that the load's own setting reached when the stages were measured, if that is another setting.
-    pub own_bytes_per_second: Option<f64>,
+    /// The same at the setting that a load has unless it is told otherwise.
+    pub own_bytes_per_second: f64,
 }
 
 /// How long a load must take.
@@ -295,7 +295,7 @@ impl Sample {
 pub struct Spread {
     /// The least.
     pub min: f64,
-    /// The middle one (of an even number, the lower of the two).
+    /// The middle one (of an even number, the mean of the two).
     pub median: f64,
     /// The most.
     pub max: f64,
@@ -306,8 +306,8 @@ impl Spread {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
-        let median = *sorted.get(sorted.len().saturating_sub(1) / 2)?;
-        Some(Spread { min: *sorted.first()?, median, max: *sorted.last()? })
+        let (lower, upper) = (sorted.get(sorted.len().saturating_sub(1) / 2)?, sorted.get(sorted.len() / 2)?);
+        Some(Spread { min: *sorted.first()?, median: (lower + upper) / 2.0, max: *sorted.last()? })
     }
 }
 
@@ -336,9 +336,15 @@ impl State {
         Spread::of(self.loads.iter().map(|load| load.seconds))
     }
 
-    /// The load whose time is the median.
+    /// The load whose time is nearest to the median.
     pub fn median_load(&self) -> Option<&Load> {
-        let median = self.seconds()?.median;
-        self.loads.iter().find(|load| load.seconds == median)
+        median_load(&self.loads).and_then(|at| self.loads.get(at))
     }
+}
+
+/// Which load's time is nearest to the median of all.
+pub(super) fn median_load(loads: &[Load]) -> Option<usize> {
+    let median = Spread::of(loads.iter().map(|load| load.seconds))?.median;
+    let distance = |at: &usize| loads.get(*at).map_or(f64::INFINITY, |load| (load.seconds - median).abs());
+    (0..loads.len()).min_by(|a, b| distance(a).total_cmp(&distance(b)))
 }

@@ -1,11 +1,152 @@
 //! The benchmark: each stage of a load measured alone on this machine and these files, T = S / B predicted from that, loads
 //! with the page cache in a proved state, and the comparison of the two.
 //!
-//! `data` is what comes out. It prints nothing, reads no environment, and knows no device by name.
+//! `data` is what comes out. `reads`, `memory` and `uploads` measure stages, `cache` sees to the page cache, `survey` chooses
+//! what to try, `rounds` loads, `predict` compares. It prints nothing, reads no environment, and knows no device by name.
 
+mod cache;
 mod data;
+mod memory;
+mod predict;
+mod reads;
+mod rounds;
+mod subject;
+mod survey;
+#[cfg(test)]
+mod tests;
+mod uploads;
 
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub use cache::{PageCache, Stretch, SystemCache, TOLERANCE, resident_share};
 pub use data::{
     BenchReport, BenchStage, CacheState, Cause, Ceiling, Load, Machine, Prediction, Proof, Reason, Sample, Setting,
     Spread, StageBench, State, Subject, TimelineEvent, Trial, Verdict,
 };
+pub use predict::{judge, predict};
+
+use subject::Loadable;
+use survey::Survey;
+
+use crate::checkpoint::{Checkpoint, OpenOptions};
+use crate::device::Device;
+use crate::error::Result;
+use crate::load::TransferOptions;
+use crate::os;
+use crate::source::{Fallbacks, LocalStorage, Storage};
+
+/// Opens the device: the benchmark does it, because what that takes is one of the stages.
+pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
+
+/// Everything that [`run`] may be told.
+pub struct Options {
+    /// Where the tensors go.
+    pub open_device: DeviceOpener,
+    /// Where the files are.
+    pub storage: Arc<dyn Storage>,
+    /// Who sees to the page cache.
+    pub cache: Arc<dyn PageCache>,
+    /// How the checkpoint is opened.
+    pub open: OpenOptions,
+    /// How the loads move bytes. An observer is not told: the benchmark is the observer.
+    pub transfer: TransferOptions,
+    /// How much time to spend.
+    pub effort: Effort,
+}
+
+/// How much time to spend.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Effort {
+    /// Seconds of a sample of a stage, about.
+    pub sample_seconds: f64,
+    /// Samples of each setting when the stages are surveyed.
+    pub survey_rounds: usize,
+    /// Settings of each stage that are tried beside a load's own and the usual: few, or all.
+    pub every_setting: bool,
+    /// Loads of each state.
+    pub rounds: usize,
+    /// Bytes to load, at most; of a larger checkpoint a part is loaded.
+    pub most_bytes: u64,
+}
+
+impl Effort {
+    /// Under half a minute on one local disk.
+    pub fn quick() -> Effort {
+        let sample_seconds = 0.2;
+        Effort { sample_seconds, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 1 << 30 }
+    }
+
+    /// A few minutes.
+    pub fn thorough() -> Effort {
+        Effort { sample_seconds: 0.5, survey_rounds: 3, every_setting: true, rounds: 7, most_bytes: 16 << 30 }
+    }
+}
+
+impl Options {
+    /// The usual: local files, the machine's own page cache.
+    pub fn new(open_device: DeviceOpener, effort: Effort) -> Options {
+        Options {
+            open_device,
+            storage: Arc::new(LocalStorage),
+            cache: Arc::new(SystemCache),
+            open: OpenOptions::default(),
+            transfer: TransferOptions::default(),
+            effort,
+        }
+    }
+}
+
+/// Benchmarks the load of a checkpoint. `progress` is told what is being done, in a few words.
+///
+/// # Errors
+/// When the checkpoint is refused, the device cannot be had, a file changes meanwhile, or on cancellation.
+pub fn run(path: &Path, options: &Options, progress: &dyn Fn(&str)) -> Result<BenchReport> {
+    bench(&Checkpoint::open_with(path, &options.open)?, Some(path), options, progress)
+}
+
+/// The same for a checkpoint that is open. Opening is then not part of the prediction.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(checkpoint: &Checkpoint, options: &Options, progress: &dyn Fn(&str)) -> Result<BenchReport> {
+    bench(checkpoint, None, options, progress)
+}
+
+fn bench(
+    checkpoint: &Checkpoint,
+    path: Option<&Path>,
+    options: &Options,
+    progress: &dyn Fn(&str),
+) -> Result<BenchReport> {
+    let began = Instant::now();
+    let fallbacks = Fallbacks::default();
+    progress("opening the device");
+    let (device, context) = survey::open_device(options)?;
+    let subject = Loadable::of(checkpoint, &*device, options)?;
+    let mut warnings = subject.warnings();
+    let mut survey = Survey::new(&subject, Arc::clone(&device), options, &fallbacks)?;
+    survey.reopen = path.map(Path::to_owned);
+    survey.measure(progress)?;
+    let states = rounds::run(&mut survey, &mut warnings, progress)?;
+    let stages = survey.into_stages(context);
+    let (machine, subject) = (machine(&*device, subject.file_system.clone()), subject.describe());
+    let fallbacks = fallbacks.list();
+    let seconds = began.elapsed().as_secs_f64();
+    let vramp = env!("CARGO_PKG_VERSION").to_owned();
+    let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Ok(BenchReport { vramp, unix_seconds, seconds, machine, subject, stages, states, warnings, fallbacks })
+}
+
+fn machine(device: &dyn Device, file_system: String) -> Machine {
+    Machine {
+        processor: os::processor_name().unwrap_or_default(),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_bytes: os::memory_bytes(),
+        kernel: os::kernel_release().unwrap_or_default(),
+        file_system,
+        device: device.name(),
+        product: device.product().unwrap_or_default(),
+    }
+}

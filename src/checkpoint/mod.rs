@@ -99,6 +99,14 @@ impl TensorInfo {
         }
     }
 
+    /// The first byte in that shard.
+    pub fn first_offset(&self) -> u64 {
+        match &self.data {
+            TensorData::Whole(extent) => extent.offset,
+            TensorData::Parts(parts) => parts.first().map_or(0, |part| part.extent.offset),
+        }
+    }
+
     /// The shard that holds the first byte.
     pub fn shard(&self) -> ShardIndex {
         match &self.data {

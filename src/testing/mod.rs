@@ -7,6 +7,7 @@ mod checkpoint;
 mod device;
 mod direct;
 pub mod hostile;
+mod pace;
 mod source;
 
 use std::sync::mpsc;
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub use checkpoint::Synthetic;
 pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
+pub use pace::{Pace, PacedDevice, PacedSource};
 pub use source::*;
 
 /// Runs `test` and panics if it takes longer than ten minutes: a hang is a failure. So long because a machine may be busy, and

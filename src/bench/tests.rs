@@ -1,0 +1,200 @@
+//! Planted bottlenecks: one thing is slow by a clock, and the verdict must name it.
+//!
+//! The rates are far below what any machine does, so that a busy one changes little; no time is asserted.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::checkpoint::{Shard, TensorData, TensorInfo};
+use crate::convert::Float;
+use crate::device::CpuDevice;
+use crate::dtype::Dtype;
+use crate::extent::Extent;
+use crate::load::{Cancel, Convert};
+use crate::report::Staging;
+use crate::source::{FileSystem, OpenFile, Residency, Route};
+use crate::testing::{MemoryFile, MemoryStorage, Pace, PacedDevice, PacedSource, watched};
+
+const BYTES: u64 = 4 << 20;
+const TENSOR: u64 = BYTES / TENSORS;
+const TENSORS: u64 = 16;
+
+/// Far above what the others do.
+const FAST: f64 = 1e12;
+
+/// So slow that nothing else matters.
+const SLOW: f64 = 40e6;
+
+/// A page cache that does as it is told.
+struct ToldCache(MemoryStorage);
+
+impl ToldCache {
+    fn set(&self, files: &[Stretch], residency: impl Fn(u64) -> Residency) -> Result<String> {
+        for stretch in files {
+            let file = self.0.file(&stretch.path).unwrap();
+            file.set_residency(residency(file.identity().len));
+        }
+        Ok("told so".to_owned())
+    }
+}
+
+impl PageCache for ToldCache {
+    fn drop_files(&self, files: &[Stretch]) -> Result<String> {
+        self.set(files, Residency::none)
+    }
+
+    fn fill(&self, files: &[Stretch], _cancel: &Cancel) -> Result<String> {
+        self.set(files, Residency::all)
+    }
+}
+
+/// BF16 tensors in a file of about so many bytes, on a disk of this pace.
+fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
+    let (path, first) = ("model.safetensors", 4096);
+    let system = FileSystem { name: "ext4".to_owned(), network: false, memory: false };
+    let each = bytes / TENSORS;
+    let file = MemoryFile::new(path, vec![0; usize::try_from(first + bytes).unwrap()]).with_file_system(system);
+    let file = match disk {
+        Some(pace) => file.with_source(Route::Direct, |inner| Arc::new(PacedSource::new(inner, pace))),
+        None => file,
+    };
+    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity() };
+    let storage = MemoryStorage::new();
+    storage.insert(Arc::new(file));
+    let tensor = |index: u64| TensorInfo {
+        name: format!("layer.{index:02}").into(),
+        dtype: Dtype::BF16,
+        shape: [each / 2].into(),
+        data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
+    };
+    let tensors = (0..TENSORS).map(tensor).collect();
+    let checkpoint =
+        Checkpoint { path: path.into(), shards: vec![shard], tensors, metadata: Default::default(), warnings: vec![] };
+    (checkpoint, storage)
+}
+
+/// Benchmarks a small one, on the device.
+fn bench(disk: Option<Pace>, device: impl Device + 'static, transfer: TransferOptions) -> BenchReport {
+    bench_of(checkpoint(disk, BYTES), device, transfer)
+}
+
+fn bench_of(
+    (checkpoint, storage): (Checkpoint, MemoryStorage),
+    device: impl Device + 'static,
+    transfer: TransferOptions,
+) -> BenchReport {
+    let device: Arc<dyn Device> = Arc::new(device);
+    let open_device = move || Ok(Arc::clone(&device));
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, ..Effort::quick() };
+    let storage = Arc::new(storage);
+    let cache = Arc::new(ToldCache(storage.as_ref().clone()));
+    let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };
+    run_on(&checkpoint, &options, &|_| {}).unwrap()
+}
+
+fn state(report: &BenchReport, state: CacheState) -> &State {
+    report.states.iter().find(|found| found.state == state).unwrap()
+}
+
+#[test]
+fn a_slow_disk_is_the_limit_when_cold_and_not_when_warm() {
+    watched(|| {
+        let report = bench(Some(Pace::new(SLOW)), CpuDevice::new(), TransferOptions::default());
+        let cold = state(&report, CacheState::Cold);
+        assert_eq!(cold.verdict.bound_by, BenchStage::Storage, "{cold:#?}");
+        assert!(cold.proof.proven && cold.proof.before.iter().all(|share| *share == 0.0));
+        assert!(cold.timeline.iter().any(|event| event.name == "read" && event.lane.contains("direct")));
+        let warm = state(&report, CacheState::Warm);
+        assert_eq!(warm.verdict.bound_by, BenchStage::PageCacheToFresh);
+        assert!(warm.proof.proven && warm.seconds().unwrap().median < cold.seconds().unwrap().median);
+    });
+}
+
+#[test]
+fn a_slow_link_is_the_limit_in_both_states() {
+    watched(|| {
+        let device = PacedDevice::new(Pace::new(SLOW), Pace::new(FAST));
+        let report = bench(None, device, TransferOptions::default());
+        for found in &report.states {
+            assert_eq!(found.verdict.bound_by, BenchStage::Upload, "{found:#?}");
+            let median = found.median_load().unwrap();
+            assert_eq!(median.report.estimate.bound_by, crate::report::Stage::Upload);
+        }
+    });
+}
+
+#[test]
+fn a_slow_kernel_is_the_limit_where_something_is_converted() {
+    watched(|| {
+        let device = || PacedDevice::new(Pace::new(20.0 * SLOW), Pace::new(SLOW / 4.0));
+        let convert = Some(Convert { to: Float::F32, allow_overflow: false });
+        let report = bench(None, device(), TransferOptions { convert, ..TransferOptions::default() });
+        for found in &report.states {
+            assert_eq!(found.verdict.bound_by, BenchStage::Kernels, "{found:#?}");
+            assert_eq!(found.median_load().unwrap().report.estimate.bound_by, crate::report::Stage::Kernels);
+        }
+        let report = bench(None, device(), TransferOptions::default());
+        assert!(report.states.iter().all(|found| found.verdict.bound_by != BenchStage::Kernels));
+    });
+}
+
+#[test]
+fn staging_that_makes_reads_and_uploads_take_turns_is_named() {
+    watched(|| {
+        let device = PacedDevice::new(Pace::new(SLOW), Pace::new(FAST));
+        let staging = Some(Staging { count: 1, bytes: 64 << 10 });
+        let transfer = TransferOptions { staging, ..TransferOptions::default() };
+        let report = bench(Some(Pace::new(SLOW)), device, transfer);
+        let cold = state(&report, CacheState::Cold);
+        assert_eq!(cold.verdict.reason.map(|reason| reason.cause), Some(Cause::Staging), "{cold:#?}");
+        assert_eq!(cold.median_load().unwrap().report.estimate.bound_by, crate::report::Stage::Staging);
+        assert!(cold.verdict.reached < 0.75);
+    });
+}
+
+#[test]
+fn reads_that_are_too_few_and_too_small_are_named() {
+    watched(|| {
+        let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(2));
+        let mut transfer = TransferOptions { read_bytes: Some(64 << 10), ..TransferOptions::default() };
+        transfer.queue.direct_depth = 1;
+        let report = bench_of(checkpoint(Some(disk), 8 * BYTES), CpuDevice::new(), transfer);
+        let cold = state(&report, CacheState::Cold);
+        assert_eq!(cold.verdict.bound_by, BenchStage::Storage);
+        assert_eq!(cold.verdict.reason.map(|reason| reason.cause), Some(Cause::ReadSetting), "{cold:#?}");
+    });
+}
+
+#[test]
+fn files_in_memory_cannot_be_cold_and_that_is_said() {
+    let (checkpoint, storage) = checkpoint(None, BYTES);
+    let path = Path::new("model.safetensors");
+    let memory = FileSystem { name: "tmpfs".to_owned(), network: false, memory: true };
+    let bytes = usize::try_from(4096 + BYTES).unwrap();
+    storage.insert(Arc::new(MemoryFile::new(path, vec![0; bytes]).with_file_system(memory)));
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::quick() };
+    let cache = Arc::new(ToldCache(storage.clone()));
+    let storage = Arc::new(storage);
+    let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
+    let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
+    let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+    assert!(report.states.iter().all(|found| found.state == CacheState::Warm));
+    assert!(report.warnings.iter().any(|warning| warning.contains("tmpfs")), "{:?}", report.warnings);
+    let storage = report.stages.iter().find(|found| found.stage == BenchStage::Storage).unwrap();
+    assert!(storage.skipped.is_some());
+}
+
+#[test]
+fn of_a_checkpoint_that_is_too_large_a_part_is_loaded() {
+    let (checkpoint, storage) = checkpoint(None, BYTES);
+    let effort =
+        Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_bytes: 3 * TENSOR, ..Effort::quick() };
+    let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
+    let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
+    let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
+    let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+    assert_eq!((report.subject.loaded_bytes, report.subject.loaded_tensors), (3 * TENSOR, 3));
+    assert!(report.subject.part.is_some() && report.subject.bytes == BYTES);
+}
