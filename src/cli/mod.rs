@@ -75,6 +75,7 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(args, output, &Interrupt::install(output)),
         Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
         Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
+        Command::Bench(args) => bench::run(args, output, &Interrupt::install(output)),
         Command::Demo(args) => demo::run(args, output, &Interrupt::install(output)),
     }
 }

@@ -39,6 +39,14 @@ impl WholeFile {
         Ok(WholeFile { option, what, asked: asked.to_owned(), file })
     }
 
+    /// Refuses that two options mean one file.
+    pub(crate) fn apart_from(&self, other: &WholeFile) -> Result<(), Failure> {
+        if self.file != other.file {
+            return Ok(());
+        }
+        Err(Failure::Usage(format!("{} and {} name the same file; name two", self.option, other.option)))
+    }
+
     /// Refuses to write over what is about to be loaded.
     pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
         let is_this = |shard: &Shard| fs::canonicalize(&shard.path).is_ok_and(|path| path == self.file);

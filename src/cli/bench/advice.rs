@@ -121,12 +121,12 @@ fn better_reads(state: &State) -> String {
     let Some(ceiling) = state.ceilings.iter().find(|ceiling| ceiling.stage == state.prediction.bound_by) else {
         return "see the settings that were tried".to_owned();
     };
-    let own = ceiling.own_bytes_per_second.map(|own| format!(" and the load's own setting {}", rate(own)));
+    let own = format!(" and the load's own setting {}", rate(ceiling.own_bytes_per_second));
     let best = format!("{} reached {}", words::setting(&ceiling.setting), rate(ceiling.bytes_per_second));
     let staged = state.median_load().is_some_and(|load| load.report.staging.count > 0);
     let (count, size) = (ceiling.setting.at_once.max(1), ceiling.setting.block_bytes);
     let how = if staged && size > 0 { format!("; try --staging {}", typed(count, size)) } else { String::new() };
-    format!("{best}{}{how}", own.unwrap_or_default())
+    format!("{best}{own}{how}")
 }
 
 fn apart(state: &State, stage: BenchStage) -> String {
@@ -228,7 +228,7 @@ mod tests {
             advice(|report| {
                 let state = &mut report.states[0];
                 state.loads.iter_mut().for_each(|load| load.report.staging = Staging { count: 8, bytes: 4 << 20 });
-                state.ceilings[0].own_bytes_per_second = Some(1.5e9);
+                state.ceilings[0].own_bytes_per_second = 1.5e9;
                 state.verdict.reason = Some(Reason { cause, seconds: 0.1 });
             })
         };

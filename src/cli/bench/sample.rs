@@ -95,7 +95,7 @@ fn state(state: CacheState, limits: &[(BenchStage, f64)]) -> State {
         samples: samples(rate),
         bytes_per_second: rate,
         seconds: BYTES as f64 / rate,
-        own_bytes_per_second: None,
+        own_bytes_per_second: rate,
     };
     let seconds = 0.002 + BYTES as f64 / rate;
     let loads: Vec<Load> = [1.02, 1.05, 1.012, 1.09, 1.02].map(|factor| load(seconds * factor, rate / factor)).to_vec();
