@@ -4,6 +4,7 @@
 //! `data` is what comes out. `reads`, `memory` and `uploads` measure stages, `cache` sees to the page cache, `survey` chooses
 //! what to try, `rounds` loads, `predict` compares. It prints nothing, reads no environment, and knows no device by name.
 
+mod bed;
 mod cache;
 mod data;
 mod memory;
@@ -27,6 +28,7 @@ pub use data::{
 };
 pub use predict::{judge, predict};
 
+use bed::Bed;
 use subject::Loadable;
 use survey::Survey;
 
@@ -126,8 +128,8 @@ fn bench(
     let (device, context) = survey::open_device(options)?;
     let subject = Loadable::of(checkpoint, &*device, options)?;
     let mut warnings = subject.warnings();
-    let mut survey = Survey::new(&subject, Arc::clone(&device), options, &fallbacks)?;
-    survey.reopen = path.map(Path::to_owned);
+    let (bed, plan) = Bed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
+    let mut survey = Survey::new(bed, &plan, &fallbacks)?;
     survey.measure(progress)?;
     let states = rounds::run(&mut survey, &mut warnings, progress)?;
     let stages = survey.into_stages(context);
