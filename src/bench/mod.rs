@@ -2,7 +2,7 @@
 //! with the page cache in a proved state, and the comparison of the two.
 //!
 //! `data` is what comes out. `reads`, `memory` and `uploads` measure stages, `cache` sees to the page cache, `survey` chooses
-//! what to try, `rounds` loads, `predict` compares. It prints nothing, reads no environment, and knows no device by name.
+//! what to try, `rounds` loads, `predict` compares, `tune` searches options. It prints nothing, reads no environment, and knows no device by name.
 
 mod bed;
 mod cache;
@@ -15,6 +15,7 @@ mod subject;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod tune;
 mod uploads;
 
 use std::path::Path;
@@ -27,6 +28,7 @@ pub use data::{
     Spread, StageBench, State, Subject, TimelineEvent, Trial, Verdict,
 };
 pub use predict::{judge, predict};
+pub use tune::{TuneTrial, Tuning, tune};
 
 use bed::Bed;
 use subject::Loadable;
