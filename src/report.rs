@@ -3,7 +3,7 @@
 //! Seconds run from before the first open to the last byte usable; the set-up of the device and of the queue is shown apart.
 //! GB is 1e9 bytes.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fallback::Fallback;
 
@@ -153,7 +153,7 @@ pub struct Cache {
 }
 
 /// The staging buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Staging {
     /// Number of buffers.
     pub count: usize,

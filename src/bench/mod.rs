@@ -2,8 +2,9 @@
 //! with the page cache in a proved state, and the comparison of the two.
 //!
 //! `data` is what comes out. `reads`, `memory` and `uploads` measure stages, `cache` sees to the page cache, `survey` chooses
-//! what to try, `rounds` loads, `predict` compares. It prints nothing, reads no environment, and knows no device by name.
+//! what to try, `rounds` loads, `predict` compares, `tune` searches options. It prints nothing, reads no environment, and knows no device by name.
 
+mod bed;
 mod cache;
 mod data;
 mod memory;
@@ -14,6 +15,7 @@ mod subject;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod tune;
 mod uploads;
 
 use std::path::Path;
@@ -26,7 +28,9 @@ pub use data::{
     Spread, StageBench, State, Subject, TimelineEvent, Trial, Verdict,
 };
 pub use predict::{judge, predict};
+pub use tune::{TuneTrial, Tuning, tune};
 
+use bed::Bed;
 use subject::Loadable;
 use survey::Survey;
 
@@ -126,8 +130,8 @@ fn bench(
     let (device, context) = survey::open_device(options)?;
     let subject = Loadable::of(checkpoint, &*device, options)?;
     let mut warnings = subject.warnings();
-    let mut survey = Survey::new(&subject, Arc::clone(&device), options, &fallbacks)?;
-    survey.reopen = path.map(Path::to_owned);
+    let (bed, plan) = Bed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
+    let mut survey = Survey::new(bed, &plan, &fallbacks)?;
     survey.measure(progress)?;
     let states = rounds::run(&mut survey, &mut warnings, progress)?;
     let stages = survey.into_stages(context);

@@ -2,19 +2,16 @@
 //! state that is looked at before and after.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
+use super::bed::Bed;
 use super::cache::TOLERANCE;
 use super::data::{
     BenchStage, CacheState, Ceiling, Load, Proof, Sample, Setting, Spread, State, TimelineEvent, median_load,
 };
-use super::memory;
 use super::predict::{judge, predict};
-use super::subject::loader;
 use super::survey::{Survey, Way, staged_bytes, staged_pieces};
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::load::{Loaded, Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
+use crate::load::{Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
 use crate::plan::LoadPlan;
 
 /// Rounds that differ by more than this factor tell of other work on the machine.
@@ -64,16 +61,16 @@ impl Observer for Recorder {
 /// Loads in both states, as often as the effort says, after one load of each that warms up and does not count.
 pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress: &dyn Fn(&str)) -> Result<Vec<State>> {
     let mut states = vec![CacheState::Cold, CacheState::Warm];
-    if survey.subject.in_memory {
+    if survey.bed.subject.in_memory {
         states.remove(0);
-        let name = &survey.subject.file_system;
+        let name = &survey.bed.subject.file_system;
         warnings.push(format!("the files lie in memory ({name}): nothing can be cold there, so no cold load was made"));
     }
     progress("warming up");
     let mut courses: Vec<Course> =
         states.into_iter().map(|state| Course::begin(survey, state)).collect::<Result<_>>()?;
-    for round in 1..=survey.options.effort.rounds {
-        progress(&format!("loading, round {round} of {}", survey.options.effort.rounds));
+    for round in 1..=survey.bed.options.effort.rounds {
+        progress(&format!("loading, round {round} of {}", survey.bed.options.effort.rounds));
         courses.iter_mut().try_for_each(|course| course.round(survey))?;
     }
     let states: Vec<State> = courses.into_iter().map(|course| course.end(warnings)).collect::<Result<_>>()?;
@@ -108,8 +105,8 @@ impl Course {
             loads: Vec::new(),
             events: Vec::new(),
         };
-        course.how = course.reach(survey)?;
-        let (prepared, _loaded) = course.load(survey)?;
+        survey.bed.reach(state)?;
+        let prepared = course.load(&survey.bed)?;
         course.lanes = lanes_of(survey, state, &prepared.plan);
         // The warm-up does not count.
         course.before.clear();
@@ -119,14 +116,6 @@ impl Course {
         Ok(course)
     }
 
-    /// Puts the page cache into the state; says how.
-    fn reach(&self, survey: &Survey<'_>) -> Result<String> {
-        match self.state {
-            CacheState::Cold => survey.drop_files(),
-            CacheState::Warm => survey.fill(),
-        }
-    }
-
     fn round(&mut self, survey: &mut Survey<'_>) -> Result<()> {
         for lane in &mut self.lanes {
             lane.samples.push(lane.sample(survey, &lane.way)?);
@@ -134,33 +123,24 @@ impl Course {
                 lane.own_samples.push(lane.sample(survey, &own)?);
             }
         }
-        self.reach(survey)?;
-        self.opening.push(opening(survey)?);
-        self.how = self.reach(survey)?;
-        self.load(survey).map(drop)
+        survey.bed.reach(self.state)?;
+        self.opening.push(survey.bed.opening()?);
+        self.how = survey.bed.reach(self.state)?;
+        self.load(&survey.bed).map(drop)
     }
 
     /// One load, observed.
-    fn load(&mut self, survey: &Survey<'_>) -> Result<(Prepared, Loaded)> {
-        survey.check()?;
-        let limits = survey.device.limits();
-        if limits.host_visible {
-            memory::touch(survey.subject.bytes)?;
-        }
+    fn load(&mut self, bed: &Bed<'_>) -> Result<Prepared> {
+        bed.touch()?;
         let recorder = Arc::new(Recorder::default());
         let observer: Option<Arc<dyn Observer>> = Some(Arc::clone(&recorder) as Arc<dyn Observer>);
-        let transfer = TransferOptions { observer, ..survey.transfer.clone() };
-        let mut loader = loader(&survey.device, survey.options, transfer);
-        self.before.push(survey.resident()?);
-        let open_seconds = reopen(survey)?;
-        let prepared = Prepared { open_seconds, ..survey.subject.prepare(&loader)? };
-        let loaded = loader.load(survey.subject.checkpoint, &prepared)?;
-        self.after.push(survey.resident()?);
-        let report = loaded.report.clone();
+        self.before.push(bed.resident()?);
+        let (prepared, loaded) = bed.load(TransferOptions { observer, ..bed.transfer() })?;
+        self.after.push(bed.resident()?);
+        let report = loaded.report;
         self.loads.push(Load { seconds: report.seconds, setup_seconds: report.setup_seconds, report });
-        drop(loader);
         self.events.push(std::mem::take(&mut *recorder.events.lock().unwrap_or_else(PoisonError::into_inner)));
-        Ok((prepared, loaded))
+        Ok(prepared)
     }
 
     fn is_as_wanted(&self, share: f64) -> bool {
@@ -215,24 +195,9 @@ impl Course {
     }
 }
 
-/// What comes before the first byte: opening, selecting, planning.
-fn opening(survey: &Survey<'_>) -> Result<f64> {
-    let open_seconds = reopen(survey)?;
-    let loader = loader(&survey.device, survey.options, survey.transfer.clone());
-    Ok(open_seconds + survey.subject.prepare(&loader)?.plan_seconds)
-}
-
-/// Opens the checkpoint as a load would; how long that took. 0 for one that has no path.
-fn reopen(survey: &Survey<'_>) -> Result<f64> {
-    let Some(path) = &survey.reopen else { return Ok(0.0) };
-    let began = Instant::now();
-    drop(Checkpoint::open_with(path, &survey.options.open)?);
-    Ok(began.elapsed().as_secs_f64())
-}
-
 /// The stages that a load in this state passes side by side, each at its best setting.
 fn lanes_of(survey: &Survey<'_>, state: CacheState, plan: &LoadPlan) -> Vec<Lane> {
-    let limits = survey.device.limits();
+    let limits = survey.bed.device.limits();
     let staged = staged_bytes(plan);
     let in_place = plan.read_bytes() - staged;
     let converted = staged_pieces(plan).filter(|one| one.piece.cast.is_some()).map(|one| one.piece.taken()).sum();
@@ -255,8 +220,8 @@ impl Lane {
     }
 
     fn sample(&self, survey: &mut Survey<'_>, way: &Way) -> Result<Sample> {
-        survey.check()?;
-        survey.set_cache(self.stage, way)?;
+        survey.bed.check()?;
+        survey.set_cache(self.stage)?;
         Ok(survey.sample(way, Some(self.bytes))?.0)
     }
 

@@ -9,7 +9,6 @@ use crate::checkpoint::{Checkpoint, Selected, Selection};
 use crate::device::Device;
 use crate::error::Result;
 use crate::extent::align_down;
-use crate::load::{Loader, Prepared, TransferOptions};
 use crate::os;
 use crate::plan::LoadPlan;
 use crate::source::Fallbacks;
@@ -40,11 +39,6 @@ impl<'a> Loadable<'a> {
         Ok(Loadable { checkpoint, selected, bytes, file_system, in_memory, part })
     }
 
-    /// Plans the load, as the page cache is now.
-    pub(super) fn prepare(&self, loader: &Loader) -> Result<Prepared> {
-        loader.prepare(self.checkpoint, &self.selected)
-    }
-
     /// The parts of files that a plan reads.
     pub(super) fn stretches(&self, plan: &LoadPlan) -> Vec<Stretch> {
         let shards = self.checkpoint.shards().iter().zip(0..);
@@ -73,11 +67,6 @@ impl<'a> Loadable<'a> {
     pub(super) fn warnings(&self) -> Vec<String> {
         self.checkpoint.warnings().to_vec()
     }
-}
-
-/// How the loads of a benchmark move bytes.
-pub(super) fn loader(device: &std::sync::Arc<dyn Device>, options: &Options, transfer: TransferOptions) -> Loader {
-    Loader::new(std::sync::Arc::clone(device), transfer).with_storage(std::sync::Arc::clone(&options.storage))
 }
 
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {

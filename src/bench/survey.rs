@@ -3,20 +3,18 @@
 //! Rounds are interleaved: each setting is sampled once, then all once more, so that a slow moment of the machine hits all alike.
 //! The first setting of a stage is the one that a load uses unless it is told otherwise.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::Options;
-use super::cache::{Stretch, TOLERANCE, resident_share};
-use super::data::{BenchStage, Sample, Setting, StageBench, Trial};
+use super::bed::Bed;
+use super::data::{BenchStage, CacheState, Sample, Setting, StageBench, Trial};
 use super::memory::{self, CopyTarget};
 use super::reads::{self, Portion, ReadWay, Tape};
-use super::subject::{self, Loadable};
 use super::uploads::{self, UploadWay};
 use crate::convert::Float;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::load::TransferOptions;
 use crate::plan::{Landing, LoadPlan, PlacedPiece};
 use crate::source::{Engine, Fallbacks, Route};
@@ -51,14 +49,9 @@ struct Stage {
 
 /// Everything that measuring stages takes.
 pub(super) struct Survey<'a> {
-    pub(super) subject: &'a Loadable<'a>,
-    pub(super) device: Arc<dyn Device>,
-    pub(super) options: &'a Options,
+    pub(super) bed: Bed<'a>,
     /// How the loads move bytes.
-    pub(super) transfer: TransferOptions,
-    pub(super) files: Vec<Stretch>,
-    /// Where the checkpoint can be opened again, to see how long that takes.
-    pub(super) reopen: Option<PathBuf>,
+    transfer: TransferOptions,
     fallbacks: &'a Fallbacks,
     tape: Tape,
     stages: Vec<Stage>,
@@ -73,25 +66,17 @@ pub(super) fn open_device(options: &Options) -> Result<(Arc<dyn Device>, Sample)
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn new(
-        subject: &'a Loadable<'a>,
-        device: Arc<dyn Device>,
-        options: &'a Options,
-        fallbacks: &'a Fallbacks,
-    ) -> Result<Survey<'a>> {
-        let transfer = TransferOptions { observer: None, ..options.transfer.clone() };
-        let plan = subject.prepare(&subject::loader(&device, options, transfer.clone()))?.plan;
-        let files = subject.stretches(&plan);
-        let tape = Tape::new(&*options.storage, &files, fallbacks)?;
-        let (stages, reopen) = (Vec::new(), None);
-        let mut survey = Survey { subject, device, options, transfer, files, reopen, fallbacks, tape, stages };
-        survey.stages = survey.choose(&plan);
+    /// A survey of what a load by this plan passes.
+    pub(super) fn new(bed: Bed<'a>, plan: &LoadPlan, fallbacks: &'a Fallbacks) -> Result<Survey<'a>> {
+        let tape = Tape::new(&*bed.options.storage, &bed.files, fallbacks)?;
+        let mut survey = Survey { transfer: bed.transfer(), bed, fallbacks, tape, stages: Vec::new() };
+        survey.stages = survey.choose(plan);
         Ok(survey)
     }
 
     /// Samples every way of every stage, round by round.
     pub(super) fn measure(&mut self, progress: &dyn Fn(&str)) -> Result<()> {
-        for round in 1..=self.options.effort.survey_rounds {
+        for round in 1..=self.bed.options.effort.survey_rounds {
             progress(&format!("measuring each stage alone, round {round}"));
             for at in 0..self.stages.len() {
                 self.sample_stage(at)?;
@@ -104,8 +89,8 @@ impl<'a> Survey<'a> {
         let stage = self.stages[at].stage;
         for index in 0..self.stages[at].ways.len() {
             let way = self.stages[at].ways[index];
-            self.check()?;
-            self.set_cache(stage, &way)?;
+            self.bed.check()?;
+            self.set_cache(stage)?;
             let (sample, setting) = self.sample(&way, None)?;
             let trial = &mut self.stages[at].trials[index];
             trial.setting = setting;
@@ -114,41 +99,21 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    pub(super) fn check(&self) -> Result<()> {
-        if self.transfer.cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
-    }
-
-    /// Puts the page cache into the state that a stage wants.
-    pub(super) fn set_cache(&self, stage: BenchStage, way: &Way) -> Result<()> {
-        match (stage, way) {
-            // Reads past the page cache leave nothing in it; others have to be made cold each time.
-            (BenchStage::Storage, _) => self.drop_files().map(drop),
-            (BenchStage::PageCache | BenchStage::PageCacheToFresh, _) => self.fill().map(drop),
+    /// Puts the page cache into the state that a stage wants. Reads past it leave nothing in it; others have to be made cold
+    /// each time.
+    pub(super) fn set_cache(&self, stage: BenchStage) -> Result<()> {
+        match stage {
+            BenchStage::Storage => self.bed.reach(CacheState::Cold).map(drop),
+            BenchStage::PageCache | BenchStage::PageCacheToFresh => self.bed.reach(CacheState::Warm).map(drop),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn resident(&self) -> Result<f64> {
-        resident_share(&*self.options.storage, &self.files)
-    }
-
-    pub(super) fn drop_files(&self) -> Result<String> {
-        self.options.cache.drop_files(&self.files)
-    }
-
-    /// Has the files in the page cache; reads them only if they are not there.
-    pub(super) fn fill(&self) -> Result<String> {
-        if self.resident()? >= 1.0 - TOLERANCE / 10.0 {
-            return Ok("read before".to_owned());
-        }
-        self.options.cache.fill(&self.files, &self.transfer.cancel)
-    }
-
     /// Samples one way: `bytes` bytes from the beginning, or for as long as the effort says.
     pub(super) fn sample(&mut self, way: &Way, bytes: Option<u64>) -> Result<(Sample, Setting)> {
-        let seconds = self.options.effort.sample_seconds;
-        let memory_bytes = bytes.unwrap_or(self.subject.bytes).clamp(MIB, MEMORY_BYTES);
-        let (device, cancel, fallbacks) = (&*self.device, &self.transfer.cancel, self.fallbacks);
+        let seconds = self.bed.options.effort.sample_seconds;
+        let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, MEMORY_BYTES);
+        let (device, cancel, fallbacks) = (&*self.bed.device, &self.transfer.cancel, self.fallbacks);
         if bytes.is_some() {
             self.tape.rewind();
         }
@@ -200,7 +165,7 @@ impl<'a> Survey<'a> {
             skipped: stage.skipped,
         };
         let mut stages: Vec<StageBench> = self.stages.into_iter().map(bench).collect();
-        if !is_host(&*self.device) {
+        if !is_host(&*self.bed.device) {
             let setting = Setting { way: "first use in this process".to_owned(), block_bytes: 0, at_once: 1 };
             let trials = vec![Trial { setting, samples: vec![context] }];
             stages.push(StageBench { stage: BenchStage::Context, trials, best: Some(0), skipped: None });
@@ -224,7 +189,7 @@ impl<'a> Survey<'a> {
     }
 
     fn storage(&self, plan: &LoadPlan) -> Stage {
-        if self.subject.in_memory {
+        if self.bed.subject.in_memory {
             return Stage::skipped(BenchStage::Storage, "the files lie in memory: nothing can be cold there");
         }
         let queue = self.transfer.queue;
@@ -233,7 +198,7 @@ impl<'a> Survey<'a> {
         let depth = if direct { queue.direct_depth } else { queue.page_cache_threads };
         let depth = if plan.staged() > 0 { depth.min(self.staging_count()) } else { depth };
         let own = ReadWay { route, engine: queue.engine, block_bytes: self.own_block(plan), at_once: depth };
-        let (blocks, depths): (&[u64], &[usize]) = match self.options.effort.every_setting {
+        let (blocks, depths): (&[u64], &[usize]) = match self.bed.options.effort.every_setting {
             true => (&[1, 4, 8, 16], &[1, 2, 4, 8, 16, 32]),
             false => (&[4, 8], &[2, 4, 16]),
         };
@@ -247,20 +212,20 @@ impl<'a> Survey<'a> {
 
     /// Whether there is more to read than a way of reading has in flight.
     fn has_room_for(&self, way: &ReadWay) -> bool {
-        let all: u64 = self.files.iter().map(|stretch| stretch.range.end - stretch.range.start).sum();
+        let all: u64 = self.bed.files.iter().map(|stretch| stretch.range.end - stretch.range.start).sum();
         way.block_bytes.saturating_mul(way.at_once as u64) <= all
     }
 
     /// Number of staging buffers that a load may have.
     fn staging_count(&self) -> usize {
-        self.transfer.staging.map_or(self.device.limits().staging.0, |staging| staging.count).max(1)
+        self.transfer.staging.map_or(self.bed.device.limits().staging.0, |staging| staging.count).max(1)
     }
 
     fn cached_ways(&self, plan: &LoadPlan) -> Vec<ReadWay> {
         let (route, engine) = (Route::Buffered, Engine::Threads);
         let threads = self.transfer.queue.page_cache_threads;
         let own = ReadWay { route, engine, block_bytes: self.own_block(plan), at_once: threads };
-        let every = self.options.effort.every_setting;
+        let every = self.bed.options.effort.every_setting;
         let blocks: &[u64] = if every { &[1, 2, 4, 8] } else { &[1, 4] };
         let counts = if every { vec![1, threads, 2 * threads] } else { vec![threads] };
         let with = |route| {
@@ -278,7 +243,7 @@ impl<'a> Survey<'a> {
     }
 
     fn page_cache_to_fresh(&self, plan: &LoadPlan) -> Stage {
-        if !self.device.limits().host_visible {
+        if !self.bed.device.limits().host_visible {
             return Stage::skipped(BenchStage::PageCacheToFresh, "the tensors do not go to host memory");
         }
         let ways = self.cached_ways(plan).into_iter().filter(|way| way.route == Route::Buffered);
@@ -300,18 +265,18 @@ impl<'a> Survey<'a> {
 
     fn device_stages(&self, plan: &LoadPlan) -> Vec<Stage> {
         let all = [BenchStage::Pinning, BenchStage::Upload, BenchStage::Download, BenchStage::Kernels];
-        let limits = self.device.limits();
+        let limits = self.bed.device.limits();
         if !limits.keeps {
             return all.map(|stage| Stage::skipped(stage, "the null device keeps nothing")).into();
         }
         if limits.host_visible && staged_bytes(plan) < plan.read_bytes() / 100 {
             return all.map(|stage| Stage::skipped(stage, "host memory: reads land in place")).into();
         }
-        let pinning = match is_host(&*self.device) {
+        let pinning = match is_host(&*self.bed.device) {
             true => Stage::skipped(BenchStage::Pinning, "host memory: nothing is locked"),
             false => self.pinning(),
         };
-        let download = match is_host(&*self.device) {
+        let download = match is_host(&*self.bed.device) {
             true => Stage::skipped(BenchStage::Download, "host memory: it can be read where it is"),
             false => Stage::of(BenchStage::Download, [16, 64].map(|mib| Way::Download { block_bytes: mib * MIB })),
         };
@@ -321,7 +286,7 @@ impl<'a> Survey<'a> {
 
     /// The staging buffers of a load: their number and size.
     fn own_staging(&self) -> (usize, usize) {
-        self.transfer.staging.map_or(self.device.limits().staging, |staging| (staging.count, staging.bytes))
+        self.transfer.staging.map_or(self.bed.device.limits().staging, |staging| (staging.count, staging.bytes))
     }
 
     fn pinning(&self) -> Stage {
@@ -332,8 +297,8 @@ impl<'a> Survey<'a> {
     fn upload_ways(&self, casts: &[Option<(Float, Float)>]) -> impl Iterator<Item = UploadWay> + use<> {
         let ((buffers, block_bytes), lanes) = (self.own_staging(), self.transfer.lanes);
         let own = UploadWay { block_bytes, buffers, lanes, cast: None };
-        let counts: &[usize] = if self.options.effort.every_setting { &[1, 2, 4] } else { &[1, 2] };
-        let (usual_count, usual_bytes) = self.device.limits().staging;
+        let counts: &[usize] = if self.bed.options.effort.every_setting { &[1, 2, 4] } else { &[1, 2] };
+        let (usual_count, usual_bytes) = self.bed.device.limits().staging;
         let usual = UploadWay { block_bytes: usual_bytes, buffers: usual_count, ..own };
         let others = counts.iter().map(move |lanes| UploadWay { lanes: Some(*lanes), ..usual });
         let plain: Vec<UploadWay> = std::iter::once(own).chain(others).collect();
@@ -344,7 +309,7 @@ impl<'a> Survey<'a> {
     fn kernels(&self, plan: &LoadPlan) -> Stage {
         let planned = casts_of(plan);
         let usual = [(Float::BF16, Float::F32), (Float::F32, Float::BF16), (Float::F8E4M3, Float::BF16)];
-        match (planned.is_empty(), is_host(&*self.device)) {
+        match (planned.is_empty(), is_host(&*self.bed.device)) {
             (true, true) => Stage::skipped(BenchStage::Kernels, "no conversion was asked for"),
             (true, false) => self.kernels_of(&usual),
             (false, _) => self.kernels_of(&planned),

@@ -4,13 +4,14 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing here knows a file system, a format or a
-//! device by name, and nothing here copies bytes.
+//! time, `profile` reads options from a file, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing
+//! here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;
 mod loading;
 mod meter;
+mod profile;
 mod run;
 mod scales;
 #[cfg(feature = "tracing")]
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use loading::Loading;
+pub use profile::Profile;
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
 pub use trace::{TraceEvent, TraceLane, TracePlace, place};

@@ -100,7 +100,8 @@ pub trait ReadQueue: Send {
 }
 
 /// What serves direct reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Engine {
     /// A ring where the kernel permits one, else threads: they measured equally fast, the ring for about as much CPU time or
