@@ -4,6 +4,7 @@
 //! single values are in `values`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
@@ -96,10 +97,11 @@ Examples:
   vramp bench ./Llama-3.1-8B --html report.html      with charts, in one file that fetches nothing
   vramp bench ./m --device cpu --rounds 9 --csv samples.csv
   vramp bench ./m --json | jq -r .advice.cold
+  vramp bench ./m --quick --tune=120 --save-profile here.json    then vramp load ./m --profile here.json
 
 JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}],
 states: [{state, proof, ceilings, prediction, loads, verdict, timeline}], warnings, fallbacks,
-advice: {cold, warm}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
+advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
 
 const DEMO_EXAMPLES: &str = "\
 It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
@@ -342,6 +344,11 @@ pub(crate) struct TransferArgs {
     /// Without it vramp chooses.
     #[arg(long, value_name = "COUNTxBYTES", value_parser = values::staging)]
     pub(crate) staging: Option<Staging>,
+    /// Move the bytes as this file says, which `vramp bench --tune --save-profile` wrote.
+    ///
+    /// Options that are typed win over what it says.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) profile: Option<PathBuf>,
     /// Put every tensor on a multiple of this many bytes (a power of two; device cpu only).
     ///
     /// Without it tensors are aligned for their type, and to 64 bytes where that costs no copy.
@@ -485,6 +492,15 @@ pub(crate) struct BenchArgs {
     /// Without it vramp chooses; more rounds make the median steadier.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=999))]
     pub(crate) rounds: Option<u16>,
+    /// Then search for options that load this checkpoint faster, for about SECONDS (60 if none are given).
+    ///
+    /// Each value is held against the best so far by loads in turn, cold and warm; one that is not better than the noise is not
+    /// kept.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60", value_parser = values::budget)]
+    pub(crate) tune: Option<Duration>,
+    /// Write the options that the search found to FILE, for `vramp load --profile`.
+    #[arg(long, value_name = "FILE", requires = "tune", value_hint = ValueHint::FilePath)]
+    pub(crate) save_profile: Option<PathBuf>,
     /// Write every sample to FILE, a line each.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) csv: Option<PathBuf>,

@@ -130,7 +130,7 @@ impl Job {
             transfer: TransferOptions {
                 cancel: interrupt.cancel(),
                 observer,
-                ..options::transfer(&args.transfer, &args.convert)
+                ..options::transfer(&args.transfer, &args.convert)?
             },
             progress,
             trace,

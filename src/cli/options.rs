@@ -5,8 +5,9 @@
 use std::env;
 use std::path::PathBuf;
 
+use vramp::Error;
 use vramp::checkpoint::{OpenOptions, Selection, TensorParallel};
-use vramp::load::{Convert, TransferOptions};
+use vramp::load::{Convert, Profile, TransferOptions};
 use vramp::plan::RouteChoice;
 
 use super::args::{ConvertArgs, NameArgs, OpenHow, RouteArg, SelectionArgs, TransferArgs};
@@ -33,14 +34,17 @@ pub(crate) fn names(args: &NameArgs) -> Selection {
     Selection { strip_prefix: args.strip_prefix.clone(), ties: args.tied.clone(), ..Selection::default() }
 }
 
-/// How to move the bytes, and what becomes of them.
-pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> TransferOptions {
-    TransferOptions {
+/// How to move the bytes, and what becomes of them. What was typed wins over the profile.
+pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> Result<TransferOptions, Error> {
+    let profile = args.profile.as_ref().map(Profile::read).transpose()?;
+    let usual = TransferOptions::default();
+    let told = profile.map_or(usual.clone(), |profile| profile.apply(usual));
+    Ok(TransferOptions {
         route: route(args.route),
-        staging: args.staging,
+        staging: args.staging.or(told.staging),
         convert: convert.dtype.map(|to| Convert { to, allow_overflow: convert.allow_overflow }),
-        ..TransferOptions::default()
-    }
+        ..told
+    })
 }
 
 fn route(route: RouteArg) -> RouteChoice {
@@ -76,6 +80,7 @@ pub(crate) fn contradiction(
         (view && not_cpu, "--route view is for --device cpu: a view borrows host memory"),
         (view && casts, "--dtype cannot be had with --route view: a view is what lies in the file"),
         (view && aligns, "--align cannot be had with --route view: a view lies where it lies in the file"),
+        (view && transfer.profile.is_some(), "--profile does nothing with --route view: nothing is copied"),
         (view && transfer.staging.is_some(), "--staging does nothing with --route view: nothing is copied"),
     ];
     cases.into_iter().find(|(wrong, _)| *wrong).map(|(_, why)| why)

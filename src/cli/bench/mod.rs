@@ -9,16 +9,18 @@ mod html;
 #[cfg(test)]
 mod sample;
 mod text;
+mod tuning;
 mod words;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use serde::Serialize;
 use vramp::Error;
-use vramp::bench::{self, BenchReport, DeviceOpener, Effort, Options};
+use vramp::bench::{self, BenchReport, DeviceOpener, Effort, Options, Tuning};
 use vramp::checkpoint::Checkpoint;
 use vramp::device::{self, CpuDevice, Device};
 use vramp::load::TransferOptions;
@@ -36,6 +38,13 @@ const DOUBLE: &str = "test double";
 struct Files {
     csv: Option<WholeFile>,
     html: Option<WholeFile>,
+    profile: Option<WholeFile>,
+}
+
+/// What was found out.
+struct Found {
+    report: BenchReport,
+    tuning: Option<Tuning>,
 }
 
 /// What programs get.
@@ -44,6 +53,7 @@ struct Answer<'a> {
     #[serde(flatten)]
     report: &'a BenchReport,
     advice: BTreeMap<&'static str, String>,
+    tuning: Option<&'a Tuning>,
 }
 
 pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -51,12 +61,17 @@ pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Re
     let files = Files::of(args)?;
     let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
     files.spare(&checkpoint)?;
-    let report = measure(args, output, interrupt)?;
-    output.warnings(&report.warnings);
-    let written = files.write(&report);
+    let found = measure(args, output, interrupt)?;
+    output.warnings(&found.report.warnings);
+    let written = files.write(&found);
     // What was found comes first, also when a file could not be written.
-    if output.json { output.json(&answer(&report)) } else { output.text(&text::text(&report)) }?;
+    if output.json { output.json(&answer(&found)) } else { output.text(&said(&found)) }?;
     written
+}
+
+fn said(found: &Found) -> String {
+    let tuning = found.tuning.as_ref().map_or(String::new(), |tuning| format!("\n{}", tuning::text(tuning)));
+    text::text(&found.report) + &tuning
 }
 
 fn refuse_contradictions(args: &BenchArgs) -> Result<(), Failure> {
@@ -68,15 +83,17 @@ fn refuse_contradictions(args: &BenchArgs) -> Result<(), Failure> {
     wrong.map_or(Ok(()), |wrong| Err(Failure::Usage(wrong.to_owned())))
 }
 
-/// The library measures.
-fn measure(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<BenchReport, Failure> {
+/// The library measures, and searches if asked.
+fn measure(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<Found, Failure> {
     let unusable = Rc::new(RefCell::new(None));
-    let transfer = TransferOptions { cancel: interrupt.cancel(), ..options::transfer(&args.transfer, &args.convert) };
+    let transfer = TransferOptions { cancel: interrupt.cancel(), ..options::transfer(&args.transfer, &args.convert)? };
     let opener = opener(args, Rc::clone(&unusable));
     let options = Options { open: options::open(&args.how), transfer, ..Options::new(opener, effort(args)) };
-    let mut report = bench::run(&args.path, &options, &|what| output.note(what))?;
+    let progress = |what: &str| output.note(what);
+    let mut report = bench::run(&args.path, &options, &progress)?;
     report.warnings.extend(unusable.take());
-    Ok(report)
+    let tuning = args.tune.map(|budget| bench::tune(&args.path, &options, budget, &progress)).transpose()?;
+    Ok(Found { report, tuning })
 }
 
 fn effort(args: &BenchArgs) -> Effort {
@@ -110,31 +127,51 @@ fn no_double(device: Arc<dyn Device>) -> vramp::Result<Arc<dyn Device>> {
     Err(Error::Device { device: device.name(), op: "bench", message })
 }
 
-fn answer(report: &BenchReport) -> Answer<'_> {
+fn answer(found: &Found) -> Answer<'_> {
+    let report = &found.report;
     let advice = advice::of(report).into_iter().map(|(state, said)| (words::state(state), said)).collect();
-    Answer { report, advice }
+    Answer { report, advice, tuning: found.tuning.as_ref() }
 }
 
 impl Files {
     fn of(args: &BenchArgs) -> Result<Files, Failure> {
-        let csv = args.csv.as_deref().map(|asked| WholeFile::to(asked, "--csv", "samples")).transpose()?;
-        let html = args.html.as_deref().map(|asked| WholeFile::to(asked, "--html", "report")).transpose()?;
-        csv.as_ref().zip(html.as_ref()).map_or(Ok(()), |(csv, html)| csv.apart_from(html))?;
-        Ok(Files { csv, html })
+        let place = |asked: &Option<PathBuf>, option, what| {
+            asked.as_deref().map(|asked| WholeFile::to(asked, option, what)).transpose()
+        };
+        let files = Files {
+            csv: place(&args.csv, "--csv", "samples")?,
+            html: place(&args.html, "--html", "report")?,
+            profile: place(&args.save_profile, "--save-profile", "profile")?,
+        };
+        let all: Vec<&WholeFile> = files.all().collect();
+        all.iter()
+            .enumerate()
+            .try_for_each(|(at, file)| all.iter().skip(at + 1).try_for_each(|other| file.apart_from(other)))?;
+        Ok(files)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &WholeFile> {
+        [&self.csv, &self.html, &self.profile].into_iter().flatten()
     }
 
     /// Refuses to write over what is about to be loaded.
     fn spare(&self, checkpoint: &Checkpoint) -> Result<(), Failure> {
-        [&self.csv, &self.html].into_iter().flatten().try_for_each(|file| file.spare(checkpoint.shards()))
+        self.all().try_for_each(|file| file.spare(checkpoint.shards()))
     }
 
     /// Writes all of them, also when one fails.
-    fn write(&self, report: &BenchReport) -> Result<(), Failure> {
-        let csv = self.csv.as_ref().map_or(Ok(()), |file| file.write(|out| csv::write(report, out)));
+    fn write(&self, found: &Found) -> Result<(), Failure> {
+        let Found { report, tuning } = found;
+        let csv = self.csv.as_ref().map(|file| file.write(|out| csv::write(report, out)));
         let html = self
             .html
             .as_ref()
-            .map_or(Ok(()), |file| file.write(|out| out.write_all(html::document(report)?.as_bytes())));
-        csv.and(html)
+            .map(|file| file.write(|out| out.write_all(html::document(report, tuning.as_ref())?.as_bytes())));
+        let profile = self
+            .profile
+            .as_ref()
+            .zip(tuning.as_ref())
+            .map(|(file, tuning)| file.write(|out| Ok(out.write_all(&tuning::file_of(&tuning.profile)?)?)));
+        [csv, html, profile].into_iter().flatten().fold(Ok(()), Result::and)
     }
 }

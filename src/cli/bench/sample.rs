@@ -3,10 +3,11 @@
 //! Only built for tests; its numbers are invented and stand for no machine.
 
 use vramp::bench::{
-    BenchReport, BenchStage, CacheState, Ceiling, Load, Machine, Prediction, Proof, Sample, Setting, StageBench, State,
-    Subject, TimelineEvent, Trial, Verdict,
+    BenchReport, BenchStage, CacheState, Ceiling, Load, Machine, Prediction, Proof, Sample, Setting, Spread,
+    StageBench, State, Subject, TimelineEvent, Trial, TuneTrial, Tuning, Verdict,
 };
 use vramp::fallback::Fallback;
+use vramp::load::Profile;
 use vramp::report::{Bound, Cache, Report, Routes, Stage, StageTime, Stages, Staging};
 
 const BYTES: u64 = 512 << 20;
@@ -42,6 +43,21 @@ pub(crate) fn report() -> BenchReport {
         states: vec![cold, state(CacheState::Warm, &[(BenchStage::PageCacheToFresh, 8e9)])],
         warnings: vec!["2 cores are shared with \"others\"".to_owned()],
         fallbacks: vec![Fallback { what: "io_uring".to_owned(), why: "refused: <EPERM>".to_owned() }],
+    }
+}
+
+/// A search that found larger reads better.
+pub(crate) fn tuning() -> Tuning {
+    let trial = |what: &str, ratio, kept| TuneTrial { what: what.to_owned(), ratio, kept };
+    let around = |median: f64| Spread { min: median - 0.01, median, max: median + 0.01 };
+    Tuning {
+        profile: Profile { read_bytes: Some(READ), ..Profile::new("cpu", "ext4") },
+        cold_seconds: Some([around(0.2), around(0.18)]),
+        warm_seconds: None,
+        ratio: 0.9,
+        trials: vec![trial("direct_depth = 2", 1.12, false), trial("read_bytes = 8388608", 0.9, true)],
+        complete: false,
+        seconds: 30.0,
     }
 }
 

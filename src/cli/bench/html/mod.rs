@@ -10,10 +10,10 @@ mod thin;
 
 use std::io;
 
-use vramp::bench::{BenchReport, CacheState, Ceiling, StageBench, State};
+use vramp::bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
 
 use super::super::text;
-use super::{advice, text as plain, words};
+use super::{advice, text as plain, tuning, words};
 use markup::{escaped, folded, paragraph, table};
 
 const STYLE: &str = include_str!("report.css");
@@ -22,7 +22,7 @@ const STYLE: &str = include_str!("report.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// The whole document.
-pub(crate) fn document(report: &BenchReport) -> io::Result<String> {
+pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> io::Result<String> {
     let title = escaped(&format!("vramp bench: {}", words::name(report)));
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -39,6 +39,7 @@ pub(crate) fn document(report: &BenchReport) -> io::Result<String> {
     for state in &report.states {
         out.push_str(&of_state(state)?);
     }
+    out.extend(tuning.map(tuned));
     out.push_str(&surveys(&report.stages)?);
     out.push_str(&environment(report));
     out.push_str("</main>\n");
@@ -207,6 +208,21 @@ fn lanes(state: &State) -> String {
         }
     }
     table("What each lane did", ["lane", "what", "#times", "#seconds together", "#bytes"], &rows)
+}
+
+/// What the search for better options found.
+fn tuned(tuning: &Tuning) -> String {
+    let compared: Vec<[String; 3]> = tuning::compared(tuning).collect();
+    let against = if compared.is_empty() {
+        String::new()
+    } else {
+        table("Loads with the defaults and with what was found", ["state", "defaults", "found"], &compared)
+    };
+    let rows: Vec<[String; 3]> = tuning.trials.iter().map(tuning::row).collect();
+    let tried = table("Time with each value by the time with the best before it", ["tried", "#time", ""], &rows);
+    let verdict = paragraph("", &format!("{}.", capitalised(&tuning::verdict(tuning))));
+    let tried = folded("Everything that was tried", &tried);
+    format!("<h2>Search for better options</h2>\n<section class=\"card\">{verdict}{against}{tried}</section>\n")
 }
 
 // ---- the stages alone
