@@ -6,7 +6,7 @@ use super::super::text::{self, rate, seconds};
 use super::words;
 
 /// A load that reaches more than this of T was faster than it by more than measurements differ.
-const FASTER: f64 = 1.1;
+pub(super) const FASTER: f64 = 1.1;
 
 /// One sentence for each state of the report, in its order.
 pub(crate) fn of(report: &BenchReport) -> Vec<(CacheState, String)> {

@@ -171,7 +171,7 @@ impl Files {
             .profile
             .as_ref()
             .zip(tuning.as_ref())
-            .map(|(file, tuning)| file.write(|out| Ok(out.write_all(&tuning::file_of(&tuning.profile)?)?)));
+            .map(|(file, tuning)| file.write(|out| out.write_all(&tuning::file_of(&tuning.profile)?)));
         [csv, html, profile].into_iter().flatten().fold(Ok(()), Result::and)
     }
 }

@@ -91,7 +91,8 @@ fn tile(state: &State, advice: &str) -> String {
     ];
     let facts: String =
         facts.iter().map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value))).collect();
-    let big = if state.proof.proven { "big" } else { "big doubtful" };
+    let doubtful = !state.proof.proven || state.verdict.reached > advice::FASTER;
+    let big = if doubtful { "big doubtful" } else { "big" };
     format!(
         "<section class=\"tile\"><h2>{}</h2><p class=\"{big}\">{reached} <small>of T reached</small></p>\n<dl>{facts}</dl>\n{}{}</section>\n",
         capitalised(name),
