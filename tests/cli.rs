@@ -100,7 +100,7 @@ fn assert_golden(name: &str, found: &str) {
 
 #[test]
 fn help_is_what_it_was() {
-    for command in ["", "inspect", "load", "estimate", "verify", "demo", "completions", "man"] {
+    for command in ["", "inspect", "load", "estimate", "bench", "verify", "demo", "completions", "man"] {
         for (option, kind) in [("-h", "short"), ("--help", "long")] {
             let args: Vec<&str> = [command, option].into_iter().filter(|arg| !arg.is_empty()).collect();
             let said = vramp(&args);
@@ -381,6 +381,31 @@ fn estimates_of_a_fleet_say_which_way_is_best_and_from_when_on() {
 }
 
 #[test]
+fn a_benchmark_says_what_the_limit_is_and_writes_what_it_was_asked_for() {
+    let folder = folder();
+    let path = folder.path().join("<b>.safetensors");
+    let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| (at % 251) as u8).collect();
+    std::fs::write(&path, safetensors(&[("a", "U8", &[4 << 20], &bytes)], json!({}))).unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (csv, html) = (file("samples.csv"), file("report.html"));
+    let bench = ["bench", path.to_str().unwrap(), "--device", "cpu", "--quick", "--rounds", "1"];
+    let said = vramp(&[&bench[..], &["--json", "--csv", &csv, "--html", &html]].concat());
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let json = said.json();
+    assert_eq!((&json["subject"]["bytes"], &json["machine"]["device"]), (&json!(4 << 20), &json!("cpu")));
+    for (at, state) in ["cold", "warm"].into_iter().enumerate() {
+        assert_eq!(json["states"][at]["state"], state);
+        assert!(json["states"][at]["prediction"]["seconds"].as_f64().unwrap() > 0.0, "{json}");
+        assert!(json["advice"][state].as_str().is_some_and(|advice| advice.len() > 20), "{json}");
+    }
+    let samples = std::fs::read_to_string(csv).unwrap();
+    assert!(samples.contains("\r\nload,cold,,,,,1,4194304,") && samples.contains("\r\nload,warm,"), "{samples}");
+    let report = std::fs::read_to_string(html).unwrap();
+    assert!(report.contains("<h1>&lt;b&gt;.safetensors</h1>") && report.ends_with("</html>\n"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "something is left beside the files");
+}
+
+#[test]
 fn names_from_files_cannot_command_a_terminal() {
     let folder = folder();
     let path = folder.path().join("m.safetensors");
@@ -401,6 +426,7 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
     let broken = folder.path().join("broken.safetensors");
     std::fs::write(&broken, [0xff; 64]).unwrap();
     let broken = broken.to_str().unwrap();
+    let new = folder.path().join("new").to_str().unwrap().to_owned();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["inspect", "/no/such/place"], 4, "not_found"),
         (&["load", "/no/such/place"], 4, "not_found"),
@@ -441,6 +467,23 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["estimate", "--parameters", "7B=f16", "--nic", "10gbe"], 2, "usage"),
         (&["estimate", "--parameters", "7B=f16", "--fleet", "0"], 2, "usage"),
         (&["estimate", "--parameters", "7B=f16", "--fleet", "2", "--bandwidth", "7GB/s"], 2, "usage"),
+        (&["bench", "/no/such/place"], 4, "not_found"),
+        (&["bench", broken], 3, "malformed"),
+        (&["bench", &path, "--route", "view"], 2, "usage"),
+        (&["bench", &path, "--route", "gpu-direct", "--device", "cpu"], 2, "usage"),
+        (&["bench", &path, "--rounds", "0"], 2, "usage"),
+        (&["bench", &path, "--device", "cuda:999"], 5, "device"),
+        (&["bench", &path, "--html", "-"], 2, "usage"),
+        (&["bench", &path, "--save-profile", &new], 2, "usage"),
+        (&["bench", &path, "--tune=0"], 2, "usage"),
+        (&["bench", &path, "--tune", "--save-profile", &path], 2, "usage"),
+        (&["load", &path, "--profile", &path, "--device", "cpu"], 2, "request"),
+        (&["load", &path, "--profile", "/no/such/place", "--device", "cpu"], 4, "not_found"),
+        (&["load", &path, "--profile", &path, "--route", "view"], 2, "usage"),
+        (&["bench", &path, "--html", &path], 2, "usage"),
+        (&["bench", &path, "--csv", &path], 2, "usage"),
+        (&["bench", &path, "--csv", &new, "--html", &new], 2, "usage"),
+        (&["bench", &path, "--html", "/no/such/place/report.html"], 4, "io"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
         (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
         (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),

@@ -4,6 +4,7 @@
 //! single values are in `values`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
@@ -85,6 +86,23 @@ bytes_per_second, seconds}], chain, bound_by, seconds, seconds_one_by_one, warni
 --fleet also fleet: {hosts, .., ways: [{way, seconds, limit, from, storage_bytes, spread}], best,
 flips: [{hosts, way}]}; there are no links then, and seconds is null. No limit is null, too.";
 
+const BENCH_EXAMPLES: &str = "\
+Each stage of a load is measured alone (the storage by size and number of reads, the page cache, the
+link to the device, ...), T = S/B is predicted from the slowest, and the checkpoint is loaded cold
+(dropped from the page cache, and the kernel asked whether it is gone) and warm, the stages measured
+again in turn with the loads. The verdict says what the limit is and what to change.
+
+Examples:
+  vramp bench ./Llama-3.1-8B --quick                 within half a minute
+  vramp bench ./Llama-3.1-8B --html report.html      with charts, in one file that fetches nothing
+  vramp bench ./m --device cpu --rounds 9 --csv samples.csv
+  vramp bench ./m --json | jq -r .advice.cold
+  vramp bench ./m --quick --tune=120 --save-profile here.json    then vramp load ./m --profile here.json
+
+JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}],
+states: [{state, proof, ceilings, prediction, loads, verdict, timeline}], warnings, fallbacks,
+advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
+
 const DEMO_EXAMPLES: &str = "\
 It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
 what the storage and the memory of this machine can do, loads the checkpoint cold (dropped from
@@ -114,6 +132,9 @@ pub(crate) enum Command {
     /// Say how long a load must take: T = S/B.
     #[command(after_long_help = ESTIMATE_EXAMPLES)]
     Estimate(EstimateArgs),
+    /// Measure what this machine can do, and how near a load comes to it.
+    #[command(after_long_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Check a checkpoint against what a model demands: names, types, shapes.
     #[command(after_long_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
@@ -144,6 +165,7 @@ impl Command {
             Command::Inspect(args) => args.json,
             Command::Load(args) => args.json,
             Command::Estimate(args) => args.json,
+            Command::Bench(args) => args.json,
             Command::Verify(args) => args.json,
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
@@ -155,6 +177,7 @@ impl Command {
         match self {
             Command::Inspect(args) => Some(&args.path),
             Command::Load(args) => Some(&args.path),
+            Command::Bench(args) => Some(&args.path),
             Command::Verify(args) => Some(&args.path),
             Command::Estimate(args) => args.path.as_deref(),
             Command::Demo(args) => args.dir.as_deref(),
@@ -321,6 +344,11 @@ pub(crate) struct TransferArgs {
     /// Without it vramp chooses.
     #[arg(long, value_name = "COUNTxBYTES", value_parser = values::staging)]
     pub(crate) staging: Option<Staging>,
+    /// Move the bytes as this file says, which `vramp bench --tune --save-profile` wrote.
+    ///
+    /// Options that are typed win over what it says.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) profile: Option<PathBuf>,
     /// Put every tensor on a multiple of this many bytes (a power of two; device cpu only).
     ///
     /// Without it tensors are aligned for their type, and to 64 bytes where that costs no copy.
@@ -444,6 +472,52 @@ pub(crate) struct FleetArgs {
     /// The piece that is passed on from stage to stage and from peer to peer.
     #[arg(long, value_name = "BYTES", requires = "fleet", default_value = "16MiB", value_parser = values::bytes)]
     pub(crate) chunk: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
+    ///
+    /// Without it, the first GPU where there is one, else cpu; the report says which.
+    #[arg(long, value_name = "DEVICE", value_parser = values::device)]
+    pub(crate) device: Option<String>,
+    /// Fewer settings and rounds: done within half a minute.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Loads of each cache state, beside the one that warms up.
+    ///
+    /// Without it vramp chooses; more rounds make the median steadier.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=999))]
+    pub(crate) rounds: Option<u16>,
+    /// Then search for options that load this checkpoint faster, for about SECONDS (60 if none are given).
+    ///
+    /// Each value is held against the best so far by loads in turn, cold and warm; one that is not better than the noise is not
+    /// kept.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60", value_parser = values::budget)]
+    pub(crate) tune: Option<Duration>,
+    /// Write the options that the search found to FILE, for `vramp load --profile`.
+    #[arg(long, value_name = "FILE", requires = "tune", value_hint = ValueHint::FilePath)]
+    pub(crate) save_profile: Option<PathBuf>,
+    /// Write every sample to FILE, a line each.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) csv: Option<PathBuf>,
+    /// Write the report with charts to FILE, for any browser.
+    ///
+    /// One file that fetches nothing and runs no script.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) html: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) convert: ConvertArgs,
+    #[command(flatten)]
+    pub(crate) transfer: TransferArgs,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! `vramp load`: loads a checkpoint, reports where the time went, and hashes what was loaded if asked.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +10,7 @@ use serde_json::json;
 use vramp::checkpoint::{Checkpoint, OpenOptions, Selected, Selection};
 use vramp::device::{self, CpuDevice, Device};
 use vramp::digest::Digest;
-use vramp::load::{Convert, Loaded, Loader, Observer, Prepared, TransferOptions};
-use vramp::plan::RouteChoice;
+use vramp::load::{Loaded, Loader, Observer, Prepared, TransferOptions};
 use vramp::report::Report;
 use vramp::view::Mapped;
 
@@ -129,12 +128,9 @@ impl Job {
             device,
             warnings,
             transfer: TransferOptions {
-                route: route(args.transfer.route),
-                staging: args.transfer.staging,
-                convert: args.convert.dtype.map(|to| Convert { to, allow_overflow: args.convert.allow_overflow }),
                 cancel: interrupt.cancel(),
                 observer,
-                ..TransferOptions::default()
+                ..options::transfer(&args.transfer, &args.convert)?
             },
             progress,
             trace,
@@ -182,49 +178,20 @@ fn way(args: &LoadArgs) -> Way {
     }
 }
 
-fn route(route: RouteArg) -> RouteChoice {
-    match route {
-        RouteArg::Auto => RouteChoice::Auto,
-        RouteArg::Direct => RouteChoice::Direct,
-        RouteArg::Buffered => RouteChoice::Buffered,
-        RouteArg::Mapped | RouteArg::View => RouteChoice::Mapped,
-        RouteArg::GpuDirect => RouteChoice::GpuDirect,
-    }
-}
-
 /// Options that would do nothing, or cannot be had together.
 fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
     let view = args.transfer.route == RouteArg::View;
-    let gpu_direct = args.transfer.route == RouteArg::GpuDirect;
     let null = args.device.as_deref() == Some("null");
-    let host = null || args.device.as_deref() == Some("cpu");
-    let not_cpu = args.device.as_deref().is_some_and(|device| device != "cpu");
     let wrong = if null && args.digests {
         "--digests needs the bytes back, and the null device keeps none; use --device cpu"
     } else if null && args.checksums {
         "--checksums needs the bytes, and the null device keeps none; use --device cpu"
-    } else if null && args.convert.dtype.is_some() {
-        "--dtype does nothing with --device null: nothing is kept"
-    } else if gpu_direct && host {
-        "--route gpu-direct is for GPUs: it reads past the host; use --device cuda, or another route"
-    } else if gpu_direct && args.transfer.align.is_some() {
-        "--route gpu-direct is for GPUs, and --align is for --device cpu"
-    } else if args.transfer.align.is_some() && not_cpu {
-        "--align is for --device cpu"
-    } else if view && not_cpu {
-        "--route view is for --device cpu: a view borrows host memory"
+    } else if let Some(wrong) = options::contradiction(args.device.as_deref(), &args.transfer, &args.convert) {
+        wrong
     } else if view && args.checksums {
         "--checksums is for tensors that are loaded; with --route view use --digests"
-    } else if view && args.convert.dtype.is_some() {
-        "--dtype cannot be had with --route view: a view is what lies in the file"
-    } else if view && args.transfer.align.is_some() {
-        "--align cannot be had with --route view: a view lies where it lies in the file"
-    } else if view && args.transfer.staging.is_some() {
-        "--staging does nothing with --route view: nothing is copied"
     } else if view && args.trace.is_some() {
         "--trace has nothing to show for --route view: nothing is copied"
-    } else if args.trace.as_deref() == Some(Path::new("-")) {
-        "--trace writes a file that appears once it is whole; it cannot be standard output"
     } else if view && way == Way::PlanOnly {
         "--plan-only has nothing to plan for --route view: nothing is read"
     } else {

@@ -4,6 +4,7 @@
 //! what it did or a [`Failure`]; this file turns that into the exit status.
 
 mod args;
+mod bench;
 mod demo;
 mod digests;
 mod documents;
@@ -23,6 +24,7 @@ mod trace;
 mod tree;
 mod values;
 mod view;
+mod whole_file;
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -73,6 +75,7 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(args, output, &Interrupt::install(output)),
         Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
         Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
+        Command::Bench(args) => bench::run(args, output, &Interrupt::install(output)),
         Command::Demo(args) => demo::run(args, output, &Interrupt::install(output)),
     }
 }

@@ -5,9 +5,12 @@
 use std::env;
 use std::path::PathBuf;
 
+use vramp::Error;
 use vramp::checkpoint::{OpenOptions, Selection, TensorParallel};
+use vramp::load::{Convert, Profile, TransferOptions};
+use vramp::plan::RouteChoice;
 
-use super::args::{NameArgs, OpenHow, SelectionArgs};
+use super::args::{ConvertArgs, NameArgs, OpenHow, RouteArg, SelectionArgs, TransferArgs};
 
 /// How to open a checkpoint.
 pub(crate) fn open(args: &OpenHow) -> OpenOptions {
@@ -29,6 +32,58 @@ pub(crate) fn selection(args: &SelectionArgs) -> Selection {
 /// Everything, under the names that are wanted.
 pub(crate) fn names(args: &NameArgs) -> Selection {
     Selection { strip_prefix: args.strip_prefix.clone(), ties: args.tied.clone(), ..Selection::default() }
+}
+
+/// How to move the bytes, and what becomes of them. What was typed wins over the profile.
+pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> Result<TransferOptions, Error> {
+    let profile = args.profile.as_ref().map(Profile::read).transpose()?;
+    let usual = TransferOptions::default();
+    let told = profile.map_or(usual.clone(), |profile| profile.apply(usual));
+    Ok(TransferOptions {
+        route: route(args.route),
+        staging: args.staging.or(told.staging),
+        convert: convert.dtype.map(|to| Convert { to, allow_overflow: convert.allow_overflow }),
+        ..told
+    })
+}
+
+fn route(route: RouteArg) -> RouteChoice {
+    match route {
+        RouteArg::Auto => RouteChoice::Auto,
+        RouteArg::Direct => RouteChoice::Direct,
+        RouteArg::Buffered => RouteChoice::Buffered,
+        RouteArg::Mapped | RouteArg::View => RouteChoice::Mapped,
+        RouteArg::GpuDirect => RouteChoice::GpuDirect,
+    }
+}
+
+/// What is wrong with these options together: some would do nothing, or cannot be had at once.
+pub(crate) fn contradiction(
+    device: Option<&str>,
+    transfer: &TransferArgs,
+    convert: &ConvertArgs,
+) -> Option<&'static str> {
+    let view = transfer.route == RouteArg::View;
+    let gpu_direct = transfer.route == RouteArg::GpuDirect;
+    let null = device == Some("null");
+    let host = null || device == Some("cpu");
+    let not_cpu = device.is_some_and(|device| device != "cpu");
+    let (casts, aligns) = (convert.dtype.is_some(), transfer.align.is_some());
+    let cases = [
+        (null && casts, "--dtype does nothing with --device null: nothing is kept"),
+        (
+            gpu_direct && host,
+            "--route gpu-direct is for GPUs: it reads past the host; use --device cuda, or another route",
+        ),
+        (gpu_direct && aligns, "--route gpu-direct is for GPUs, and --align is for --device cpu"),
+        (aligns && not_cpu, "--align is for --device cpu"),
+        (view && not_cpu, "--route view is for --device cpu: a view borrows host memory"),
+        (view && casts, "--dtype cannot be had with --route view: a view is what lies in the file"),
+        (view && aligns, "--align cannot be had with --route view: a view lies where it lies in the file"),
+        (view && transfer.profile.is_some(), "--profile does nothing with --route view: nothing is copied"),
+        (view && transfer.staging.is_some(), "--staging does nothing with --route view: nothing is copied"),
+    ];
+    cases.into_iter().find(|(wrong, _)| *wrong).map(|(_, why)| why)
 }
 
 /// Whether everything is selected, as it is stored.

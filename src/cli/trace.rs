@@ -1,25 +1,22 @@
 //! `load --trace FILE`: what happened when, as a file that Perfetto and `chrome://tracing` open.
 //!
 //! It observes the load, keeps what it is told, and writes once the load is over, also one that failed. Events that overlap
-//! are packed into as few lanes as hold them. The file appears whole or not at all; a checkpoint is never written over.
+//! are packed into as few lanes as hold them. `whole_file` writes the file; this one knows nothing of places.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use tempfile::NamedTempFile;
 use vramp::checkpoint::Shard;
 use vramp::load::{self, Observer, TraceEvent, TraceLane, TracePlace};
 use vramp::plan::LoadPlan;
 use vramp::source::Route;
 
 use super::output::Failure;
-use super::text;
+use super::whole_file::WholeFile;
 
 /// Events for each transfer of a plan, about: the wait, the read, the upload.
 const EVENTS_PER_TRANSFER: usize = 3;
@@ -29,10 +26,7 @@ const PROCESS: u32 = 1;
 
 /// A trace in the making.
 pub(crate) struct Trace {
-    /// As typed, for messages.
-    asked: PathBuf,
-    /// Where it goes: symbolic links followed.
-    file: PathBuf,
+    file: WholeFile,
     events: Mutex<Vec<TraceEvent>>,
 }
 
@@ -42,34 +36,19 @@ pub(crate) struct All(pub(crate) Vec<Arc<dyn Observer>>);
 impl Trace {
     /// A trace that will be written to `asked`, once it is clear that it can be.
     pub(crate) fn to(asked: &Path) -> Result<Arc<Trace>, Failure> {
-        let file = resolved(asked).map_err(|source| cannot_write(asked, source))?;
-        // A file of the same kind is made where this one will be; left there meanwhile, a kill would leave it for good.
-        neighbour(&file).map_err(|source| cannot_write(asked, source))?;
-        Ok(Arc::new(Trace { asked: asked.to_owned(), file, events: Mutex::default() }))
+        Ok(Arc::new(Trace { file: WholeFile::to(asked, "--trace", "trace")?, events: Mutex::default() }))
     }
 
     /// Refuses to write over what is about to be loaded.
     pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
-        let is_this = |shard: &Shard| fs::canonicalize(&shard.path).is_ok_and(|path| path == self.file);
-        if !shards.iter().any(is_this) {
-            return Ok(());
-        }
-        let asked = text::escape(&self.asked.display().to_string());
-        Err(Failure::Usage(format!("--trace {asked} would write over the checkpoint; name another file")))
+        self.file.spare(shards)
     }
 
     /// Writes what has been told so far.
     pub(crate) fn write(&self, shards: &[Shard]) -> Result<(), Failure> {
         let mut events = std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
         let names: Vec<String> = shards.iter().map(|shard| file_name(&shard.path)).collect();
-        let written = neighbour(&self.file).and_then(|mut temporary| {
-            let mut out = BufWriter::with_capacity(1 << 16, temporary.as_file_mut());
-            write_events(&mut out, &mut events, &names)?;
-            out.flush()?;
-            drop(out);
-            temporary.persist(&self.file).map_err(|error| error.error)
-        });
-        written.map(drop).map_err(|source| cannot_write(&self.asked, source))
+        self.file.write(|mut out| write_events(&mut out, &mut events, &names))
     }
 }
 
@@ -98,36 +77,6 @@ impl Observer for All {
     fn event(&self, event: &TraceEvent) {
         self.0.iter().for_each(|observer| observer.event(event));
     }
-}
-
-// ---- the file
-
-fn cannot_write(asked: &Path, source: io::Error) -> Failure {
-    let what = format!("cannot write the trace {}; name a file in a folder that is there", asked.display());
-    Failure::System { what, path: Some(asked.to_owned()), source }
-}
-
-/// The place that a path means; what is there already must be a file that may be written.
-fn resolved(asked: &Path) -> io::Result<PathBuf> {
-    let name = asked.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
-    match fs::metadata(asked) {
-        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        // It would be replaced, and `/dev/null` is wanted by others.
-        Ok(found) if !found.is_file() => Err(io::Error::other("it is there and no regular file")),
-        Ok(_) => OpenOptions::new().write(true).open(asked).and_then(|_| fs::canonicalize(asked)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(fs::canonicalize(folder_of(asked))?.join(name)),
-        Err(error) => Err(error),
-    }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// A temporary file beside `file`, with the permissions of any new file; gone with its handle.
-fn neighbour(file: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".vramp-trace-").permissions(Permissions::from_mode(0o666)).tempfile_in(folder_of(file))
 }
 
 fn file_name(path: &Path) -> String {

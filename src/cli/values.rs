@@ -3,6 +3,7 @@
 //! Pure functions of text; the message of an error ends up after clap's own `invalid value … for …`.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use vramp::checkpoint::{SliceRequest, Tie};
@@ -72,6 +73,18 @@ pub(crate) fn target(text: &str) -> Parsed<Float> {
 pub(crate) fn bytes(text: &str) -> Parsed<u64> {
     let size = ByteSize::from_str(text.trim()).map(|size| size.as_u64());
     size.map_err(|_| "a size is a number with a unit: 4096, 16MB (10^6 bytes), 4MiB (2^20 bytes)".to_owned())
+}
+
+/// `60`, `90s`, `5min`: how long something may take, from a second to a day.
+pub(crate) fn budget(text: &str) -> Parsed<Duration> {
+    let text = text.trim();
+    let (number, unit) = match text.strip_suffix("min") {
+        Some(number) => (number, 60),
+        None => (text.strip_suffix('s').unwrap_or(text), 1),
+    };
+    let seconds = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    let seconds = seconds.filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or_else(|| "a time is 60, 90s or 5min, and a day at most".to_owned())
 }
 
 /// `64`, `4KiB`: a power of two.
@@ -307,6 +320,16 @@ fn whole(number: f64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn budgets_are_seconds_or_minutes() {
+        let of = |text| budget(text).map(|budget| budget.as_secs()).ok();
+        assert_eq!((of("60"), of("90s"), of(" 5min "), of("5 min")), (Some(60), Some(90), Some(300), Some(300)));
+        assert_eq!(
+            (of("0"), of("2h"), of("-1"), of("86401"), of("9999999999999999999min")),
+            (None, None, None, None, None)
+        );
+    }
 
     #[test]
     fn devices() {

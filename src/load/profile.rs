@@ -79,9 +79,9 @@ impl Profile {
         if !found.is_file() || found.len() > MOST_FILE_BYTES {
             return Err(refused(path, "it is no profile: a profile is a file of a few lines of JSON"));
         }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = std::fs::read(path).map_err(failed)?;
         let profile: Profile =
-            serde_json::from_str(&text).map_err(|error| refused(path, &format!("it is no profile: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| refused(path, &format!("it is no profile: {error}")))?;
         profile.problem().map_or(Ok(profile), |problem| Err(refused(path, &problem)))
     }
 

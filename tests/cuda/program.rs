@@ -72,6 +72,24 @@ fn the_first_gpu_is_the_default_and_gives_what_the_cpu_gives() {
     assert_eq!(cpu.counted, "", "nobody asked for the driver");
 }
 
+#[test]
+fn nothing_is_measured_on_the_double() {
+    if Rig::double(Config::default()).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = checkpoint(folder.path(), 1000);
+    swcuda::Double::link_folder(folder.path());
+    for device in [&[][..], &["--device", "cuda"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
+        command.args(["bench", &path, "--quick"]).args(device);
+        let output = command.env("LD_LIBRARY_PATH", folder.path()).env("SWCUDA_QUIET", "1").output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!((output.status.code(), out.as_ref()), (Some(5), ""), "{err}");
+        assert!(err.contains("test double") && err.contains("nothing is measured on it"), "{err}");
+    }
+}
+
 /// Where the kernel has a list of modules the GPU reads the file; a sandbox without one is told why it does not.
 #[test]
 fn gpu_direct_gives_what_the_cpu_gives_or_says_why_it_was_not_to_be_had() {

@@ -1,0 +1,165 @@
+//! A benchmark as a person reads it in one look: what each stage can do, what the load reached, what to change. Pure text.
+
+use anstyle::Style;
+use vramp::bench::{BenchReport, Ceiling, Spread, StageBench, State};
+
+use super::super::report::efficiency_style;
+use super::super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
+use super::{advice, words};
+
+/// The whole report.
+pub(crate) fn text(report: &BenchReport) -> String {
+    let mut out = head(report);
+    for (state, (_, advice)) in report.states.iter().zip(advice::of(report)) {
+        out.push('\n');
+        out.push_str(&of_state(state, &advice));
+    }
+    if !report.stages.is_empty() {
+        out.push('\n');
+        out.push_str(&alone(&report.stages));
+    }
+    for fallback in &report.fallbacks {
+        out.push_str(&line("fallback", &format!("{}: {}", text::escape(&fallback.what), text::escape(&fallback.why))));
+    }
+    out
+}
+
+fn line(name: &str, value: &str) -> String {
+    format!("{name:<12}{value}\n")
+}
+
+fn head(report: &BenchReport) -> String {
+    let machine = &report.machine;
+    let mut out = line("checkpoint", &format!("{}: {}", words::name(report), words::subject(report)));
+    out.extend(words::part(report).map(|part| line("", &part)));
+    out.push_str(&line("device", &words::device(report)));
+    let parts = [
+        text::escape(&machine.processor),
+        text::plural(machine.cores as u64, "core"),
+        machine.memory_bytes.map_or(String::new(), |bytes| format!("{} of memory", text::binary(bytes))),
+        format!("{} on kernel {}", text::escape(&machine.file_system), text::escape(&machine.kernel)),
+    ];
+    let known: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    out.push_str(&line("machine", &known.join(", ")));
+    out
+}
+
+/// One state: what was predicted, what came of it, by which stages, and what to change.
+fn of_state(state: &State, advice: &str) -> String {
+    let name = text::styled(BOLD, format!("{:<12}", words::state(state.state)));
+    format!("{name}{}{}{}{}{}", predicted(state), took(state), proved(state), ceilings(state), line("advice", advice))
+}
+
+fn predicted(state: &State) -> String {
+    let prediction = &state.prediction;
+    let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
+    let before = text::seconds(prediction.before_seconds);
+    format!("T = {} by {limit}, {before} of opening and planning included\n", text::seconds(prediction.seconds))
+}
+
+fn took(state: &State) -> String {
+    let Some(spread) = state.seconds() else { return line("loads", "none") };
+    let reached = text::styled(efficiency_style(state.verdict.reached), text::percent(state.verdict.reached));
+    let loads = state.loads.len();
+    let took = format!("{}, median of {loads}; reached {reached} of T", words::spread(spread, text::seconds));
+    line("loads", &took) + &line("set-up", &setup(state))
+}
+
+/// The set-up of threads and staging, apart from the load and with it.
+pub(super) fn setup(state: &State) -> String {
+    let apart = Spread::of(state.loads.iter().map(|load| load.setup_seconds));
+    let with = Spread::of(state.loads.iter().map(|load| load.seconds + load.setup_seconds));
+    let median = |spread: Option<Spread>| spread.map_or(String::new(), |it| text::seconds(it.median));
+    format!("{} for threads and staging, not in the time above; {} with it", median(apart), median(with))
+}
+
+fn proved(state: &State) -> String {
+    let style = if state.proof.proven { GOOD } else { BAD };
+    line("page cache", &text::styled(style, words::proof(state)))
+}
+
+/// Each stage that the load passes: what it can do, and what it did.
+fn ceilings(state: &State) -> String {
+    let [left, right] = [Align::Left, Align::Right];
+    let mut table = Table::new(&[left, right, right, right, right, left, left]);
+    table.heading(["stage", "limit", "in the load", "of it", "seconds", "best setting", ""]);
+    for ceiling in &state.ceilings {
+        table.styled_row(row(state, ceiling));
+    }
+    table.render()
+}
+
+fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 7] {
+    let plain = Style::new();
+    let within = words::reached_in_load(state, ceiling);
+    let share = within.map(|within| within / ceiling.bytes_per_second.max(f64::MIN_POSITIVE));
+    let is_limit = ceiling.stage == state.prediction.bound_by;
+    [
+        (if is_limit { BOLD } else { plain }, words::stage(ceiling.stage).to_owned()),
+        (plain, words::rate(ceiling.bytes_per_second)),
+        (plain, within.map_or("-".to_owned(), text::rate)),
+        (share.filter(|_| is_limit).map_or(plain, efficiency_style), share.map_or(String::new(), text::percent)),
+        (plain, text::seconds(ceiling.seconds)),
+        (DIM, words::setting(&ceiling.setting)),
+        (WARN, if is_limit { "the limit".to_owned() } else { String::new() }),
+    ]
+}
+
+/// What each stage did on its own, at the best of the settings that were tried.
+fn alone(stages: &[StageBench]) -> String {
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left, Align::Left]);
+    table.heading(["stage alone", "tried", "best: median [least … most]", "at"]);
+    for (stage, trial) in stages.iter().filter_map(|stage| Some((stage, stage.best()?))) {
+        let best = words::samples(&trial.samples).unwrap_or_default();
+        let (name, tried) = (words::stage(stage.stage).to_owned(), stage.trials.len().to_string());
+        table.row([name, tried, best, words::setting(&trial.setting)]);
+    }
+    let skipped = words::skipped(stages);
+    let skipped = skipped.iter().map(|(names, why)| line("not alone", &format!("{names} ({why})")));
+    table.render() + &skipped.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+
+    fn plain(report: &BenchReport) -> String {
+        anstream::adapter::strip_str(&text(report)).to_string()
+    }
+
+    #[test]
+    fn a_benchmark_reads_so() {
+        let mut report = sample::report();
+        report.subject.path = "models/llama".into();
+        let expected = "\
+checkpoint  llama: S = 537 MB (512 MiB), 246 tensors in 3 shards
+device      cpu
+machine     Some Processor, 2 cores, 16 GiB of memory, ext4 on kernel 6.18.44
+
+cold        T = 270 ms by storage at 2.00 GB/s, 2.00 ms of opening and planning included
+loads       276 ms [274 ms … 295 ms], median of 5; reached 98 % of T
+set-up      3.00 ms for threads and staging, not in the time above; 279 ms with it
+page cache  proved: 0 % of the files in the page cache before the loads (each page asked by mincore)
+stage                      limit  in the load  of it  seconds  best setting
+storage                2.00 GB/s    1.96 GB/s   98 %   268 ms  O_DIRECT, io_uring, 16 × 8 MiB  the limit
+cache to fresh memory  8.00 GB/s            -         67.1 ms  O_DIRECT, io_uring, 16 × 8 MiB
+";
+        let found = plain(&report);
+        assert!(found.starts_with(expected), "{found}");
+        assert!(found.contains("\nadvice      the limit is storage"), "{found}");
+        assert!(found.contains("\nnot alone   upload (the device's memory is the host's)\n"), "{found}");
+        assert!(found.contains("\ndriver's context      1  120 ms"), "{found}");
+    }
+
+    #[test]
+    fn what_was_not_proved_is_said_and_names_command_no_terminal() {
+        let mut report = sample::report();
+        report.states[0].proof.proven = false;
+        let found = plain(&report);
+        assert!(found.contains("NOT proved") && !found.contains('\x1b'), "{found}");
+        report.states[0].loads.clear();
+        report.states[0].ceilings.clear();
+        assert!(plain(&report).contains("loads       none"));
+    }
+}

@@ -1,0 +1,110 @@
+//! What a search for better options found, as a person reads it and as the file that loads take. Pure text.
+
+use std::io;
+
+use vramp::bench::{Spread, TuneTrial, Tuning};
+use vramp::load::Profile;
+
+use super::super::text::{self, Align, BOLD, GOOD, Table};
+
+/// The whole.
+pub(crate) fn text(tuning: &Tuning) -> String {
+    let mut out = format!("{}{}\n", text::styled(BOLD, format!("{:<12}", "tuning")), verdict(tuning));
+    out.extend(compared(tuning).map(|[state, usual, tuned]| format!("{state:<12}{usual} before, {tuned} with them\n")));
+    if tuning.trials.is_empty() {
+        return out;
+    }
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
+    table.heading(["tried", "time", ""]);
+    for trial in &tuning.trials {
+        let [what, ratio, kept] = row(trial);
+        let plain = anstyle::Style::new();
+        table.styled_row([(plain, what), (plain, ratio), (GOOD, kept)]);
+    }
+    out + &table.render()
+}
+
+/// What came of it, in a sentence.
+pub(crate) fn verdict(tuning: &Tuning) -> String {
+    let tried = text::plural(tuning.trials.len() as u64, "value");
+    let rest = if tuning.complete { "" } else { " (not all: the time was up)" };
+    let tried = format!("{tried} tried in {}{rest}", text::seconds(tuning.seconds));
+    match options(&tuning.profile) {
+        options if options.is_empty() => format!("{tried}: none is clearly better than the defaults"),
+        options => {
+            format!("{tried}: loads take {} of the time with {}", text::percent(tuning.ratio), options.join(", "))
+        }
+    }
+}
+
+/// The options that a profile sets, as `direct_depth = 4`.
+pub(crate) fn options(profile: &Profile) -> Vec<String> {
+    let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name} = {value}"));
+    let count = |name: &str, value: Option<usize>| number(name, value.map(|value| value as u64));
+    let staging = profile.staging.map(|it| format!("staging = {}x{}", it.count, text::binary(it.bytes as u64)));
+    let all = [
+        staging,
+        profile.read_bytes.map(|bytes| format!("read_bytes = {}", text::binary(bytes))),
+        count("lanes", profile.lanes),
+        profile.engine.map(|engine| format!("engine = {engine:?}").to_lowercase()),
+        count("direct_depth", profile.direct_depth),
+        count("page_cache_threads", profile.page_cache_threads),
+        count("populate_threads", profile.populate_threads),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// For each state: its name, the time with the defaults, and with the options found. Nothing if those are the defaults.
+pub(crate) fn compared(tuning: &Tuning) -> impl Iterator<Item = [String; 3]> {
+    let is_new = !options(&tuning.profile).is_empty();
+    let of = |state: &str, both: Option<[Spread; 2]>| {
+        let [usual, tuned] = both?.map(|spread| super::words::spread(spread, text::seconds));
+        Some([state.to_owned(), usual, tuned])
+    };
+    let states = [of("cold", tuning.cold_seconds), of("warm", tuning.warm_seconds)];
+    states.into_iter().flatten().filter(move |_| is_new)
+}
+
+/// A value that was tried: what, the time with it by the time before, whether it was kept.
+pub(crate) fn row(trial: &TuneTrial) -> [String; 3] {
+    let kept = if trial.kept { "kept" } else { "" };
+    [text::escape(&trial.what), text::percent(trial.ratio), kept.to_owned()]
+}
+
+/// A profile as a file.
+pub(crate) fn file_of(profile: &Profile) -> io::Result<Vec<u8>> {
+    let mut file = serde_json::to_vec_pretty(profile)?;
+    file.push(b'\n');
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_said_with_its_gain_and_nothing_is_promised_of_nothing() {
+        let found = anstream::adapter::strip_str(&text(&sample::tuning())).to_string();
+        let expected = "\
+tuning      2 values tried in 30.0 s (not all: the time was up): loads take 90 % of the time with read_bytes = 8 MiB
+cold        200 ms [190 ms … 210 ms] before, 180 ms [170 ms … 190 ms] with them
+tried                  time
+direct_depth = 2      112 %
+read_bytes = 8388608   90 %  kept
+";
+        assert_eq!(found, expected, "{found}");
+        let none =
+            Tuning { profile: Profile::new("cpu", "ext4"), trials: Vec::new(), complete: true, ..sample::tuning() };
+        let found = anstream::adapter::strip_str(&text(&none)).to_string();
+        assert_eq!(found, "tuning      0 values tried in 30.0 s: none is clearly better than the defaults\n");
+    }
+
+    #[test]
+    fn the_file_is_what_a_load_takes() {
+        let profile = sample::tuning().profile;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), file_of(&profile).unwrap()).unwrap();
+        assert_eq!(Profile::read(file.path()).unwrap(), profile);
+    }
+}

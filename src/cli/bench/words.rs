@@ -1,0 +1,204 @@
+//! The names of stages, settings, states and days, as every face of a benchmark's report says them. Pure text.
+
+use vramp::bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, StageBench, State};
+
+use super::super::text;
+
+/// A stage in words.
+pub(crate) fn stage(stage: BenchStage) -> &'static str {
+    match stage {
+        BenchStage::Storage => "storage",
+        BenchStage::PageCache => "page cache",
+        BenchStage::PageCacheToFresh => "cache to fresh memory",
+        BenchStage::FirstTouch => "first touch",
+        BenchStage::HostCopy => "memory to memory",
+        BenchStage::Context => "driver's context",
+        BenchStage::Pinning => "locking staging",
+        BenchStage::Upload => "upload",
+        BenchStage::Download => "download",
+        BenchStage::Kernels => "conversion",
+        _ => "another stage",
+    }
+}
+
+/// What a stage does, for those who meet its name for the first time.
+pub(crate) fn stage_meaning(stage: BenchStage) -> &'static str {
+    match stage {
+        BenchStage::Storage => "files to staging buffers, past the page cache",
+        BenchStage::PageCache => "pages of the page cache to staging buffers",
+        BenchStage::PageCacheToFresh => "pages of the page cache to fresh memory, first touch included",
+        BenchStage::FirstTouch => "making fresh memory resident",
+        BenchStage::HostCopy => "memory to memory",
+        BenchStage::Context => "making the driver's context, once in a process",
+        BenchStage::Pinning => "making staging buffers resident and locking them for the device",
+        BenchStage::Upload => "staging buffers to the device",
+        BenchStage::Download => "the device's memory to the host",
+        BenchStage::Kernels => "staging buffers to the device, elements converted on the way",
+        _ => "",
+    }
+}
+
+/// `cold` or `warm`.
+pub(crate) fn state(state: CacheState) -> &'static str {
+    match state {
+        CacheState::Cold => "cold",
+        CacheState::Warm => "warm",
+    }
+}
+
+/// `O_DIRECT, io_uring, 16 × 8 MiB`.
+pub(crate) fn setting(setting: &Setting) -> String {
+    let block = text::binary(setting.block_bytes);
+    let size = match (setting.at_once, setting.block_bytes) {
+        (0 | 1, 0) => String::new(),
+        (at_once, 0) => format!("{at_once} at once"),
+        (at_once, _) => format!("{} × {block}", at_once.max(1)),
+    };
+    let parts = [text::escape(&setting.way), size];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// `278 ms [270 ms … 301 ms]`: the median, the least and the most.
+pub(crate) fn spread(spread: Spread, of: impl Fn(f64) -> String) -> String {
+    if spread.min == spread.max {
+        return of(spread.median);
+    }
+    format!("{} [{} … {}]", of(spread.median), of(spread.min), of(spread.max))
+}
+
+/// `2.00 GB/s`, or `-` where no bytes go through.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    if bytes_per_second > 0.0 { text::rate(bytes_per_second) } else { "-".to_owned() }
+}
+
+/// `storage at 2.00 GB/s`, or the stage alone where no bytes go through.
+pub(crate) fn limit(of: BenchStage, bytes_per_second: f64) -> String {
+    let at = if bytes_per_second > 0.0 { format!(" at {}", text::rate(bytes_per_second)) } else { String::new() };
+    format!("{}{at}", stage(of))
+}
+
+/// The rates of samples, or their times where no bytes go through.
+pub(crate) fn samples(samples: &[Sample]) -> Option<String> {
+    if samples.iter().any(|sample| sample.bytes > 0) {
+        return Some(spread(Spread::of(samples.iter().map(Sample::rate))?, text::rate));
+    }
+    Some(spread(Spread::of(samples.iter().map(|sample| sample.seconds))?, text::seconds))
+}
+
+/// The rate that a stage reached within the median load, in bytes per second, where the load tells the stages apart: its reads
+/// are those of the storage when it is cold, and those of the page cache when it is warm.
+pub(crate) fn reached_in_load(state: &State, ceiling: &Ceiling) -> Option<f64> {
+    let stages = &state.median_load()?.report.stages;
+    let time = match (ceiling.stage, state.state) {
+        (BenchStage::Storage, CacheState::Cold) => stages.read,
+        (BenchStage::PageCache | BenchStage::PageCacheToFresh, CacheState::Warm) => stages.read,
+        (BenchStage::Upload | BenchStage::Kernels, _) => stages.upload,
+        _ => return None,
+    };
+    (time.bytes > 0 && time.seconds > 0.0).then(|| text::as_f64(time.bytes) / time.seconds)
+}
+
+/// The stages that were not measured, by why: `upload, download: host memory`.
+pub(crate) fn skipped(stages: &[StageBench]) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (name, why) in stages.iter().filter_map(|it| Some((stage(it.stage), text::escape(it.skipped.as_deref()?)))) {
+        match found.iter_mut().find(|known| known.1 == why) {
+            Some(known) => known.0 = format!("{}, {name}", known.0),
+            None => found.push((name.to_owned(), why)),
+        }
+    }
+    found
+}
+
+/// What the kernel said of the page cache: `proved: 0 % of the files in the page cache before each load`.
+pub(crate) fn proof(of: &State) -> String {
+    let said = Spread::of(of.proof.before.iter().copied());
+    let said = said.map_or("nobody looked".to_owned(), |it| spread(it, text::percent));
+    let verdict = if of.proof.proven { "proved" } else { "NOT proved" };
+    format!("{verdict}: {said} of the files in the page cache before the loads ({})", text::escape(&of.proof.how))
+}
+
+/// The checkpoint's own name: that of the model where it lies in the Hugging Face cache, else the last part of its path.
+pub(crate) fn name(report: &BenchReport) -> String {
+    let path = &report.subject.path;
+    let parts = || path.iter().map(|part| part.to_string_lossy());
+    let hub = parts().find_map(|part| Some(part.strip_prefix("models--")?.replace("--", "/")));
+    text::escape(&hub.or_else(|| parts().next_back().map(String::from)).unwrap_or_default())
+}
+
+/// `S = 4.34 GB (4.04 GiB), 246 tensors in 3 shards`.
+pub(crate) fn subject(report: &BenchReport) -> String {
+    let subject = &report.subject;
+    let (tensors, shards) =
+        (text::plural(subject.tensors as u64, "tensor"), text::plural(subject.shards as u64, "shard"));
+    format!("S = {}, {tensors} in {shards}", text::both(subject.bytes))
+}
+
+/// Which part was loaded, and why; `None` if all of it.
+pub(crate) fn part(report: &BenchReport) -> Option<String> {
+    let subject = &report.subject;
+    let why = text::escape(subject.part.as_deref()?);
+    let tensors = text::plural(subject.loaded_tensors as u64, "tensor");
+    Some(format!("{} in {tensors} were loaded: {why}", text::both(subject.loaded_bytes)))
+}
+
+/// `cuda:0, NVIDIA H200`.
+pub(crate) fn device(report: &BenchReport) -> String {
+    let machine = &report.machine;
+    let parts = [&machine.device, &machine.product].map(|part| text::escape(part));
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// `2026-11-30 04:29 UTC`.
+pub(crate) fn date(unix_seconds: u64) -> String {
+    let (days, minutes) = (unix_seconds / 86_400, unix_seconds % 86_400 / 60);
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", minutes / 60, minutes % 60)
+}
+
+/// Year, month and day so many days after 1970-01-01; years are counted from March, so that a leap day ends one.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468; // since 0000-03-01
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_782_399), "2000-02-28 23:59 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(date(1_796_012_940), "2026-11-30 04:29 UTC");
+        assert_eq!(date(4_107_542_400), "2100-03-01 00:00 UTC");
+    }
+
+    #[test]
+    fn a_checkpoint_is_called_as_its_model() {
+        let of = |path: &str| {
+            let mut report = super::super::sample::report();
+            report.subject.path = path.into();
+            name(&report)
+        };
+        assert_eq!(of("/models/llama"), "llama");
+        assert_eq!(of("hub/models--org--llama-3--8b/snapshots/0123"), "org/llama-3/8b");
+        assert_eq!((of("/").as_str(), of("").as_str(), of("a\x07").as_str()), ("/", "", "a\\u{7}"));
+    }
+
+    #[test]
+    fn settings_name_what_means_something() {
+        let of = |way: &str, block_bytes, at_once| setting(&Setting { way: way.to_owned(), block_bytes, at_once });
+        assert_eq!(of("O_DIRECT, io_uring", 8 << 20, 16), "O_DIRECT, io_uring, 16 × 8 MiB");
+        assert_eq!(of("read", 8 << 20, 1), "read, 1 × 8 MiB");
+        assert_eq!(of("threads", 0, 4), "threads, 4 at once");
+        assert_eq!(of("cuCtxCreate", 0, 1), "cuCtxCreate");
+    }
+}
