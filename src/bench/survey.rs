@@ -36,7 +36,7 @@ pub(super) enum Way {
     Copy { target: CopyTarget, threads: usize },
     Pin { count: usize, buffer_bytes: usize },
     Upload(UploadWay),
-    Download { block_bytes: u64 },
+    Download { block_bytes: usize },
 }
 
 /// A stage, what to try, and what that gave.
@@ -143,8 +143,8 @@ impl<'a> Survey<'a> {
             }
             Way::Upload(way) => Ok((uploads::upload(device, way, seconds, cancel, fallbacks)?, way.setting())),
             Way::Download { block_bytes } => {
-                let setting = Setting { way: String::new(), block_bytes: *block_bytes, at_once: 1 };
-                Ok((uploads::download(device, *block_bytes, seconds, cancel)?, setting))
+                let setting = Setting { way: String::new(), block_bytes: *block_bytes as u64, at_once: 1 };
+                Ok((uploads::download(device, *block_bytes, seconds, cancel, fallbacks)?, setting))
             }
         }
     }
@@ -278,10 +278,9 @@ impl<'a> Survey<'a> {
         };
         let download = match is_host(&*self.bed.device) {
             true => Stage::skipped(BenchStage::Download, "host memory: it can be read where it is"),
-            false => Stage::of(BenchStage::Download, [16, 64].map(|mib| Way::Download { block_bytes: mib * MIB })),
+            false => Stage::of(BenchStage::Download, [16, 64].map(|mib| Way::Download { block_bytes: mib << 20 })),
         };
-        let upload = Stage::of(BenchStage::Upload, self.upload_ways(&[None]).map(Way::Upload));
-        vec![pinning, upload, download, self.kernels(plan)]
+        vec![pinning, self.uploads(), download, self.kernels(plan)]
     }
 
     /// The staging buffers of a load: their number and size.
@@ -294,16 +293,19 @@ impl<'a> Survey<'a> {
         Stage::of(BenchStage::Pinning, [Way::Pin { count, buffer_bytes }])
     }
 
-    fn upload_ways(&self, casts: &[Option<(Float, Float)>]) -> impl Iterator<Item = UploadWay> + use<> {
+    /// A load's own way of uploading.
+    fn own_upload(&self) -> UploadWay {
         let ((buffers, block_bytes), lanes) = (self.own_staging(), self.transfer.lanes);
-        let own = UploadWay { block_bytes, buffers, lanes, cast: None };
+        UploadWay { block_bytes, buffers, lanes, cast: None }
+    }
+
+    fn uploads(&self) -> Stage {
+        let own = self.own_upload();
         let counts: &[usize] = if self.bed.options.effort.every_setting { &[1, 2, 4] } else { &[1, 2] };
-        let (usual_count, usual_bytes) = self.bed.device.limits().staging;
-        let usual = UploadWay { block_bytes: usual_bytes, buffers: usual_count, ..own };
-        let others = counts.iter().map(move |lanes| UploadWay { lanes: Some(*lanes), ..usual });
-        let plain: Vec<UploadWay> = std::iter::once(own).chain(others).collect();
-        let with = |cast: &Option<_>| plain.iter().map(|way| UploadWay { cast: *cast, ..*way }).collect::<Vec<_>>();
-        casts.iter().flat_map(with).collect::<Vec<_>>().into_iter()
+        let (buffers, block_bytes) = self.bed.device.limits().staging;
+        let usual = UploadWay { block_bytes, buffers, ..own };
+        let others = counts.iter().map(|lanes| UploadWay { lanes: Some(*lanes), ..usual });
+        Stage::of(BenchStage::Upload, std::iter::once(own).chain(others).map(Way::Upload))
     }
 
     fn kernels(&self, plan: &LoadPlan) -> Stage {
@@ -317,8 +319,8 @@ impl<'a> Survey<'a> {
     }
 
     fn kernels_of(&self, casts: &[(Float, Float)]) -> Stage {
-        let casts: Vec<_> = casts.iter().copied().map(Some).collect();
-        Stage::of(BenchStage::Kernels, self.upload_ways(&casts).map(Way::Upload))
+        let way = |cast: &(Float, Float)| UploadWay { cast: Some(*cast), ..self.own_upload() };
+        Stage::of(BenchStage::Kernels, casts.iter().map(way).map(Way::Upload))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::data::{Sample, Setting};
 use crate::convert::Float;
-use crate::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, Written};
+use crate::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, View, Written};
 use crate::error::{Error, Result};
 use crate::load::Cancel;
 use crate::source::Fallbacks;
@@ -63,7 +63,6 @@ pub(super) fn upload(
 ) -> Result<Sample> {
     let pool = device.staging(way.buffers, way.block_bytes, fallbacks)?;
     let mut stream = device.stream(way.lanes, fallbacks)?;
-    let (mut regions, _written) = room(device, way)?;
     let casts = way.cast.into_iter().collect();
     stream.prepare(&StreamNeeds {
         buffers: way.buffers,
@@ -71,6 +70,7 @@ pub(super) fn upload(
         casts,
         ..StreamNeeds::default()
     })?;
+    let (mut regions, _written) = room(device, way)?; // after what the stream needs itself
     let buffers = all_buffers(&pool);
     buffers.iter().for_each(StagingBuffer::wait_prepared);
     let began = Instant::now();
@@ -118,12 +118,16 @@ fn start(
 }
 
 /// Reads device memory back, `block_bytes` at a time.
-pub(super) fn download(device: &dyn Device, block_bytes: u64, seconds: f64, cancel: &Cancel) -> Result<Sample> {
-    let (regions, written) = device.alloc(block_bytes)?.carve(std::slice::from_ref(&(0..block_bytes)))?;
-    regions.into_iter().for_each(Region::finish);
-    let view = written.view(0..block_bytes).ok_or(Error::Poisoned { what: "a view of what was just made" })?;
-    let too_long = |_| Error::Poisoned { what: "a block above the word size" };
-    let mut target = vec![0; usize::try_from(block_bytes).map_err(too_long)?];
+pub(super) fn download(
+    device: &dyn Device,
+    block_bytes: usize,
+    seconds: f64,
+    cancel: &Cancel,
+    fallbacks: &Fallbacks,
+) -> Result<Sample> {
+    let view = zeros(device, block_bytes, fallbacks)?;
+    let mut target = vec![0; block_bytes];
+    let block_bytes = view.len();
     view.download(0..block_bytes, &mut target)?; // once for the pages of the target
     let (began, mut bytes) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs_f64(seconds) && !cancel.is_cancelled() {
@@ -131,6 +135,19 @@ pub(super) fn download(device: &dyn Device, block_bytes: u64, seconds: f64, canc
         bytes += block_bytes;
     }
     Ok(Sample { bytes, seconds: began.elapsed().as_secs_f64() })
+}
+
+/// Device memory that holds zeros: what nobody wrote may be another's and is not read.
+fn zeros(device: &dyn Device, bytes: usize, fallbacks: &Fallbacks) -> Result<View> {
+    let way = UploadWay { block_bytes: bytes, buffers: 1, lanes: None, cast: None };
+    let pool = device.staging(1, bytes, fallbacks)?;
+    let mut stream = device.stream(None, fallbacks)?;
+    stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes: bytes, ..StreamNeeds::default() })?;
+    let (mut regions, written) = device.alloc(bytes as u64)?.carve(std::slice::from_ref(&(0..bytes as u64)))?;
+    let missing = || Error::Poisoned { what: "a view of what was just made" };
+    let uploaded = start(&mut *stream, &way, pool.acquire().ok_or_else(missing)?, &mut regions)?.finish()?;
+    uploaded.regions.into_iter().for_each(Region::finish);
+    written.view(0..bytes as u64).ok_or_else(missing)
 }
 
 #[cfg(test)]
@@ -151,6 +168,6 @@ mod tests {
             }
         }
         assert_eq!(pinning(&CpuDevice::new(), 2, 4096, &fallbacks).unwrap().bytes, 8192);
-        assert_eq!(download(&LazyDevice::new(1), 512, 0.0, &cancel).unwrap().bytes, 0);
+        assert_eq!(download(&LazyDevice::new(1), 512, 0.0, &cancel, &fallbacks).unwrap().bytes, 0);
     }
 }

@@ -1,0 +1,40 @@
+//! The benchmark on the software driver: a link that is modelled slow is named as the limit. No speed of anything is measured.
+
+use swcuda::Config;
+use vramp::bench::{self, BenchStage, Effort, Options};
+use vramp::testing::watched;
+
+use super::Rig;
+
+/// A file of one tensor that holds zeros.
+fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
+    let header = format!(r#"{{"w":{{"dtype":"BF16","shape":[{}],"data_offsets":[0,{bytes}]}}}}"#, bytes / 2);
+    let path = folder.join("model.safetensors");
+    let data = vec![0; bytes];
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).unwrap();
+    path
+}
+
+#[test]
+fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
+    watched(|| {
+        let model = Config { check_sources: false, h2d_bytes_per_s: Some(20e6), ..Config::default() };
+        let Some(double) = Rig::double(model) else { return };
+        let rig = Rig { double: Some(double) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(folder.path(), 4 << 20);
+        let device = rig.device();
+        let open_device = Box::new(move || Ok(std::sync::Arc::clone(&device)));
+        let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::quick() };
+        let mut options = Options::new(open_device, effort);
+        options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 64 << 10 });
+        let report = bench::run(&path, &options, &|_| {}).unwrap();
+        for state in &report.states {
+            assert_eq!(state.verdict.bound_by, BenchStage::Upload, "{state:#?}");
+        }
+        for stage in [BenchStage::Context, BenchStage::Pinning, BenchStage::Download, BenchStage::Kernels] {
+            let found = report.stages.iter().find(|found| found.stage == stage).unwrap();
+            assert!(found.best.is_some() && found.skipped.is_none(), "{stage:?}");
+        }
+    });
+}
