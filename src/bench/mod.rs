@@ -77,15 +77,12 @@ pub struct Effort {
 
 impl Effort {
     /// Under half a minute on one local disk.
-    pub fn quick() -> Effort {
-        let sample_seconds = 0.2;
-        Effort { sample_seconds, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 1 << 30 }
-    }
+    pub const QUICK: Effort =
+        Effort { sample_seconds: 0.15, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 1 << 30 };
 
     /// A few minutes.
-    pub fn thorough() -> Effort {
-        Effort { sample_seconds: 0.5, survey_rounds: 3, every_setting: true, rounds: 7, most_bytes: 16 << 30 }
-    }
+    pub const THOROUGH: Effort =
+        Effort { sample_seconds: 0.5, survey_rounds: 3, every_setting: true, rounds: 7, most_bytes: 16 << 30 };
 }
 
 impl Options {

@@ -17,6 +17,9 @@ use crate::plan::LoadPlan;
 /// Rounds that differ by more than this factor tell of other work on the machine.
 const UNQUIET: f64 = 1.5;
 
+/// A load that takes less is mostly set-up, and says little about bandwidth.
+const BRIEF_SECONDS: f64 = 0.05;
+
 /// One state in the making.
 struct Course {
     state: CacheState,
@@ -74,7 +77,13 @@ pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress:
         courses.iter_mut().try_for_each(|course| course.round(survey))?;
     }
     let states: Vec<State> = courses.into_iter().map(|course| course.end(warnings)).collect::<Result<_>>()?;
-    warnings.extend(states.iter().filter_map(unquiet));
+    let is_brief = |state: &State| state.verdict.seconds < BRIEF_SECONDS;
+    warnings.extend(states.iter().filter(|state| !is_brief(state)).filter_map(unquiet));
+    if states.iter().any(is_brief) {
+        warnings.push(
+            "loads of less than 50 ms are mostly set-up; a larger checkpoint says more about bandwidth".to_owned(),
+        );
+    }
     Ok(states)
 }
 

@@ -87,7 +87,7 @@ fn bench_of(
 ) -> BenchReport {
     let device: Arc<dyn Device> = Arc::new(device);
     let open_device = move || Ok(Arc::clone(&device));
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, ..Effort::quick() };
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, ..Effort::QUICK };
     let storage = Arc::new(storage);
     let cache = Arc::new(ToldCache(storage.as_ref().clone()));
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };
@@ -173,7 +173,7 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
     let memory = FileSystem { name: "tmpfs".to_owned(), network: false, memory: true };
     let bytes = usize::try_from(4096 + BYTES).unwrap();
     storage.insert(Arc::new(MemoryFile::new(path, vec![0; bytes]).with_file_system(memory)));
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::quick() };
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::QUICK };
     let cache = Arc::new(ToldCache(storage.clone()));
     let storage = Arc::new(storage);
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
@@ -188,8 +188,7 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
 #[test]
 fn of_a_checkpoint_that_is_too_large_a_part_is_loaded() {
     let (checkpoint, storage) = checkpoint(None, BYTES);
-    let effort =
-        Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_bytes: 3 * TENSOR, ..Effort::quick() };
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_bytes: 3 * TENSOR, ..Effort::QUICK };
     let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
     let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
@@ -206,7 +205,7 @@ fn search(budget: Duration) -> Tuning {
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
     let mut transfer = TransferOptions { read_bytes: Some(64 << 10), ..TransferOptions::default() };
     transfer.queue.direct_depth = 1;
-    let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), Effort::quick()) };
+    let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), Effort::QUICK) };
     super::tune::tune_on(&checkpoint, &options, budget, &|_| {}).unwrap()
 }
 

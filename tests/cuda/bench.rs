@@ -25,7 +25,7 @@ fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
         let path = file(folder.path(), 4 << 20);
         let device = rig.device();
         let open_device = Box::new(move || Ok(std::sync::Arc::clone(&device)));
-        let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::quick() };
+        let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::QUICK };
         let mut options = Options::new(open_device, effort);
         options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 64 << 10 });
         let report = bench::run(&path, &options, &|_| {}).unwrap();

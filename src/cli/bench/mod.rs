@@ -14,7 +14,7 @@ mod words;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -30,6 +30,7 @@ use super::interrupt::Interrupt;
 use super::options;
 use super::output::{Failure, Output};
 use super::whole_file::WholeFile;
+pub(crate) use text::text;
 
 /// What the product of the tests' software driver is called.
 const DOUBLE: &str = "test double";
@@ -49,11 +50,23 @@ struct Found {
 
 /// What programs get.
 #[derive(Serialize)]
-struct Answer<'a> {
+pub(crate) struct Answer<'a> {
     #[serde(flatten)]
     report: &'a BenchReport,
     advice: BTreeMap<&'static str, String>,
     tuning: Option<&'a Tuning>,
+}
+
+/// Benchmarks loads to host memory with the usual options.
+pub(crate) fn on_host(
+    path: &Path,
+    effort: Effort,
+    output: Output,
+    interrupt: &Interrupt,
+) -> Result<BenchReport, Failure> {
+    let mut options = Options::new(Box::new(|| Ok(Arc::new(CpuDevice::new()))), effort);
+    options.transfer.cancel = interrupt.cancel();
+    Ok(bench::run(path, &options, &|what| output.note(what))?)
 }
 
 pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -65,13 +78,13 @@ pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Re
     output.warnings(&found.report.warnings);
     let written = files.write(&found);
     // What was found comes first, also when a file could not be written.
-    if output.json { output.json(&answer(&found)) } else { output.text(&said(&found)) }?;
+    if output.json { output.json(&answer(&found.report, found.tuning.as_ref())) } else { output.text(&said(&found)) }?;
     written
 }
 
 fn said(found: &Found) -> String {
     let tuning = found.tuning.as_ref().map_or(String::new(), |tuning| format!("\n{}", tuning::text(tuning)));
-    text::text(&found.report) + &tuning
+    text(&found.report) + &tuning
 }
 
 fn refuse_contradictions(args: &BenchArgs) -> Result<(), Failure> {
@@ -97,7 +110,7 @@ fn measure(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<Fo
 }
 
 fn effort(args: &BenchArgs) -> Effort {
-    let mut effort = if args.quick { Effort::quick() } else { Effort::thorough() };
+    let mut effort = if args.quick { Effort::QUICK } else { Effort::THOROUGH };
     effort.rounds = args.rounds.map_or(effort.rounds, usize::from);
     effort
 }
@@ -127,10 +140,10 @@ fn no_double(device: Arc<dyn Device>) -> vramp::Result<Arc<dyn Device>> {
     Err(Error::Device { device: device.name(), op: "bench", message })
 }
 
-fn answer(found: &Found) -> Answer<'_> {
-    let report = &found.report;
+/// What programs get.
+pub(crate) fn answer<'a>(report: &'a BenchReport, tuning: Option<&'a Tuning>) -> Answer<'a> {
     let advice = advice::of(report).into_iter().map(|(state, said)| (words::state(state), said)).collect();
-    Answer { report, advice, tuning: found.tuning.as_ref() }
+    Answer { report, advice, tuning }
 }
 
 impl Files {
