@@ -30,7 +30,7 @@
 //! | use a tensor before the load is over | [`load::Loader::start`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
-//! | measure what this machine can do, and how near a load comes to it | [`bench`] |
+//! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench) |
 //!
 //! # The way of a byte
 //!
