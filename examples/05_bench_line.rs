@@ -4,12 +4,15 @@
 //!
 //! `load_s` runs from before the checkpoint is opened until every byte is in memory, thread and queue set-up included. With
 //! BENCH_VERIFY=1 a checksum is added: the sum over tensors of (fnv1a64(name) | 1) times the sum of the tensor's bytes as
-//! little-endian 64-bit words, zero-padded, all modulo 2^64.
+//! little-endian 64-bit words, zero-padded, all modulo 2^64. With BENCH_VERIFY=sha256 it is the SHA-256 of each tensor's bytes
+//! instead, by name: `scripts/peers` compares them with those of the files.
 
 #![allow(clippy::print_stdout, clippy::cast_possible_truncation)] // examples print
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
+use vramp::digest::Digest;
 use vramp::load::{Options, load};
 use vramp::tensor::Tensor;
 
@@ -18,18 +21,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let loaded = load(path, &Options::default())?;
     let load_s = started.elapsed().as_secs_f64();
-    let verify = std::env::var("BENCH_VERIFY").is_ok_and(|value| value == "1");
+    let asked = std::env::var("BENCH_VERIFY").unwrap_or_default();
+    let verify = asked == "1";
     let mut checksum = 0u64;
     for tensor in loaded.tensors().iter().filter(|_| verify) {
         checksum = checksum.wrapping_add(check(tensor)?);
     }
+    let mut digests = BTreeMap::new();
+    for tensor in loaded.tensors().iter().filter(|_| asked == "sha256") {
+        digests.insert(tensor.name(), Digest::of(tensor.bytes()?).to_string());
+    }
     let report = &loaded.report;
     println!(
-        "{{\"load_s\":{load_s:.6},\"bytes\":{},\"tensors\":{},\"peak_kib\":{},\"checksum\":{}}}",
+        "{{\"load_s\":{load_s:.6},\"bytes\":{},\"tensors\":{},\"peak_kib\":{},\"checksum\":{}{}}}",
         report.bytes,
         report.tensors,
         report.peak_host_bytes / 1024,
-        if verify { checksum.to_string() } else { "null".to_owned() }
+        if verify { checksum.to_string() } else { "null".to_owned() },
+        if digests.is_empty() { String::new() } else { format!(",\"sha256\":{}", serde_json::to_string(&digests)?) }
     );
     std::process::exit(0) // the kernel frees faster than we do, and freeing is not part of a load
 }
