@@ -61,6 +61,7 @@ pub mod plan;
 pub mod report;
 pub mod source;
 pub mod staging;
+pub mod store;
 pub mod tensor;
 pub mod view;
 

@@ -8,6 +8,7 @@ mod device;
 mod direct;
 pub mod hostile;
 mod source;
+mod store;
 
 use std::sync::mpsc;
 use std::thread;
@@ -17,6 +18,7 @@ pub use checkpoint::Synthetic;
 pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
 pub use source::*;
+pub use store::{CrashStore, StoreTrouble, store_conformance};
 
 /// Runs `test` and panics if it takes longer than ten minutes: a hang is a failure. So long because a machine may be busy, and
 /// because tests that share one thing (the software driver) wait for each other, which counts here and is no hang.
