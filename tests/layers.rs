@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["plan"],
     &["tensor", "report"],
     &["load"],
-    &["view"],
+    &["view", "save"],
     &["testing"],
     &["cli"],
 ];
