@@ -215,6 +215,22 @@ pub fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Resul
     }
 }
 
+/// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.
+///
+/// # Errors
+/// What the kernel says: that the file system does not have it.
+pub fn set_direct(file: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
+    // SAFETY: takes a descriptor only.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
+    // SAFETY: takes a descriptor and a number only.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } < 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Makes reads of this open file wait as usual again, after it was opened with `O_NONBLOCK`.
 ///
 /// # Errors
@@ -483,6 +499,7 @@ mod tests {
             advise(file.as_fd(), 0, 0, advice).unwrap();
         }
         start_writeback(file.as_fd(), 0, 10_000).unwrap();
+        set_direct(file.as_fd(), false).unwrap();
         make_blocking(file.as_fd()).unwrap();
     }
 

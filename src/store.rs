@@ -2,19 +2,19 @@
 //!
 //! [`Store`] is the port, [`FileStore`] the local file systems. Only this file creates, renames, syncs or removes anything
 //! for the library; `save` says in which order. A file is never written in place: [`Store::create`] makes new ones only,
-//! under names that [`temporary`] gives, and nothing here follows a link at the end of a path. It knows no format.
+//! under names that [`temporary`] gives, and nothing here follows a link at the end of a path. It knows no format. How bytes get
+//! to the disk is `growing`'s.
+
+mod growing;
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::os;
-
-/// Bytes of one write: large enough that a disk does not wait for the next.
-const BLOCK_BYTES: usize = 8 << 20;
+use growing::Growing;
 
 /// Something that a name of a folder leads to; links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,7 +195,7 @@ impl Store for FileStore {
         if let Some(mode) = mode {
             file.set_permissions(Permissions::from_mode(mode)).map_err(|e| Error::io("set the mode of", path, e))?;
         }
-        Ok(Box::new(Growing { file, path: path.to_owned(), written: 0, waiting: Vec::new() }))
+        Ok(Box::new(Growing::new(file, path)))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -237,65 +237,6 @@ fn refused(op: &'static str, path: &Path, error: io::Error) -> Error {
     }
 }
 
-/// A new local file. Bytes are written in whole blocks, each of which the kernel is told to begin storing at once: the disk
-/// works while the next block is made, and memory does not fill with what it has yet to store.
-struct Growing {
-    file: File,
-    path: PathBuf,
-    written: u64,
-    waiting: Vec<u8>,
-}
-
-impl Growing {
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let (start, len) = (self.written, bytes.len() as u64);
-        let range = Some(start..start.saturating_add(len));
-        let cannot = |source| Error::Io { op: "write", path: self.path.clone(), range, source };
-        (&self.file).write_all(bytes).map_err(cannot)?;
-        self.written = start.saturating_add(len);
-        // A hint: the sync at the end makes the promise, and reports what this could not write.
-        let _ = os::start_writeback(self.file.as_fd(), start, len);
-        Ok(())
-    }
-
-    fn write_waiting(&mut self) -> Result<()> {
-        let waiting = std::mem::take(&mut self.waiting);
-        self.write(&waiting)?;
-        self.waiting = waiting;
-        self.waiting.clear();
-        Ok(())
-    }
-}
-
-impl NewFile for Growing {
-    fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            let room = BLOCK_BYTES - self.waiting.len();
-            let (now, later) = bytes.split_at(bytes.len().min(room));
-            match now.len() {
-                BLOCK_BYTES => self.write(now)?, // from where it lies
-                _ => self.waiting.extend_from_slice(now),
-            }
-            if self.waiting.len() == BLOCK_BYTES {
-                self.write_waiting()?;
-            }
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn sync(mut self: Box<Self>) -> Result<()> {
-        self.write_waiting()?;
-        self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
-        let found = self.file.metadata().map_err(|e| Error::io("examine", &self.path, e))?.len();
-        if found != self.written {
-            let what = format!("{} bytes were written, and the file has {found}", self.written);
-            return Err(Error::io("write", &self.path, io::Error::new(io::ErrorKind::WriteZero, what)));
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,22 +260,6 @@ mod tests {
         assert_eq!(mode("new"), mode("plain"), "what any program's new file gets");
         FileStore.create(&folder.path().join("asked"), Some(0o751)).unwrap().sync().unwrap();
         assert_eq!(mode("asked"), 0o751);
-    }
-
-    #[test]
-    fn blocks_and_crumbs_arrive_in_their_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
-        let bytes = crate::testing::Random::new(1).bytes(3 * BLOCK_BYTES + 12_345);
-        let mut file = FileStore.create(&path, None).unwrap();
-        let (mut rest, mut step) = (bytes.as_slice(), 1);
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(step));
-            file.append(now).unwrap();
-            (rest, step) = (later, step * 7 + 1);
-        }
-        file.sync().unwrap();
-        assert!(std::fs::read(&path).unwrap() == bytes);
     }
 
     #[test]
