@@ -264,13 +264,19 @@ impl Place {
         let path = self.folder.join(INDEX);
         let parsed = Index::parse(&store.read(&path, LONGEST_INDEX)?);
         let named: Vec<String> = match parsed {
-            Ok(index) => index.files().iter().filter(|name| there.contains(name)).cloned().collect(),
+            Ok(index) => there.iter().filter(|name| index.files().contains(name)).cloned().collect(),
             Err(fault) => {
                 self.warnings.push(format!("the index that was there could not be read, and its files stay: {fault}"));
                 Vec::new()
             }
         };
-        if shards == 1 && named.iter().any(|name| name == SINGLE) {
+        let has_single = |names: &[String]| names.iter().any(|name| name == SINGLE);
+        if shards > 1 && has_single(there) && !has_single(&named) {
+            let what =
+                format!("{SINGLE} lies beside the index and is no part of the new model; some readers take it first");
+            self.warnings.push(what);
+        }
+        if shards == 1 && has_single(&named) {
             let what = format!("the index that is there names {SINGLE}, which the new file would replace too early");
             let hint = Some("write to another folder".to_owned());
             return Err(Error::Exists { path, what, hint });

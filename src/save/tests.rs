@@ -193,8 +193,10 @@ fn files_of_the_checkpoint_that_was_replaced_are_removed_and_others_stay() {
     assert!(saved.warnings[0].contains("removed 3 files of the checkpoint that was replaced"), "{:?}", saved.warnings);
     assert_eq!(saved.outputs.len(), 4);
     assert!(saved.outputs[3].ends_with("model.safetensors.index.json"));
+    store.put("/d/m/model.safetensors", b"x");
     // And back to the usual names, which are free again.
-    put(&store, &change.target, &version(3, 6)).unwrap();
+    let saved = put(&store, &change.target, &version(3, 6)).unwrap();
+    assert!(saved.warnings[0].contains("some readers take it first"), "{:?}", saved.warnings);
     assert!(store.list(Path::new("/d/m")).unwrap().contains(&"model-00001-of-00003.safetensors".to_owned()));
 }
 
@@ -329,4 +331,28 @@ fn tensors_on_a_device_that_the_host_cannot_address_are_saved() {
         assert!(again.tensor(name).unwrap().bytes().unwrap() == bytes.as_slice(), "{name}");
     }
     assert!(Checkpoint::open(folder.path()).unwrap().warnings().is_empty());
+}
+
+/// What the kernel refuses to a real store: the step that fails, and the error.
+#[test]
+fn local_files_that_cannot_be_renamed_or_synced_leave_nothing_behind() {
+    for (calls, code) in [
+        (&[libc::SYS_rename, libc::SYS_renameat, libc::SYS_renameat2][..], libc::EACCES),
+        (&[libc::SYS_fsync], libc::EIO),
+        (&[libc::SYS_pwrite64], libc::ENOSPC),
+    ] {
+        watched(move || {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.safetensors");
+            std::fs::write(&path, b"old").unwrap();
+            if !crate::os::refuse(calls, code) {
+                return; // a kernel without seccomp
+            }
+            let error = save(&path, &inputs(&version(1, 3)), &SaveOptions::default()).unwrap_err();
+            assert!(matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(code)), "{error:?}");
+            let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+            assert_eq!(names, ["m.safetensors"]);
+            assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        });
+    }
 }
