@@ -94,12 +94,12 @@ put in place in one step: readers find the old checkpoint or the new one. IN may
 Examples:
   vramp convert ./Llama-3.1-8B llama.safetensors             many files to one
   vramp convert llama.safetensors ./llama --max-shard-size 2GB
-  vramp convert ./DeepSeek-V3 ./v3-bf16 --dtype bf16         FP8 weights are multiplied by their scales
+  vramp convert ./DeepSeek-V3 ./v3-bf16 --dtype bf16         FP8 weights times their scales
   vramp convert ddp.safetensors clean.safetensors --strip-prefix module. --check
   vramp convert ./m ./text-only --exclude 'vision_tower.*' --copy-files
 
-JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales}, ties: {alias: name},
-copied, warnings}.";
+JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales},
+ties: {alias: name}, copied, warnings}.";
 
 const DEMO_EXAMPLES: &str = "\
 It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
