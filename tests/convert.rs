@@ -8,7 +8,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
 use vramp::error::Error;
-use vramp::save::{ConvertOptions, Target, convert};
+use vramp::save::{ConvertOptions, Target, Ties, convert};
 use vramp::store::{FileStore, Found, NewFile, Store, is_temporary};
 use vramp::testing::Random;
 
@@ -177,6 +177,26 @@ fn tied_tensors_are_written_twice_or_recorded() {
     assert_eq!(reference(&outputs(&said)).into_keys().collect::<Vec<_>>(), ["embed", "x"]);
     let loaded = vramp(&["load", &once, "--device", "cpu", "--digests", "--json"]).json();
     assert_eq!(loaded["tensors"]["lm_head"]["sha256"], loaded["tensors"]["embed"]["sha256"]);
+}
+
+#[test]
+fn names_that_may_be_one_tensor_are_taken_for_one_if_their_bytes_say_so() {
+    let folder = folder();
+    let file = folder.path().join("m.safetensors");
+    let tensors: &[(&str, &str, &[u64], &[u8])] = &[
+        ("a", "U8", &[2], &[1, 2]),
+        ("b", "U8", &[2], &[1, 2]),
+        ("c", "U8", &[2], &[1, 3]),
+        ("d", "U8", &[1, 2], &[1, 2]),
+        ("e", "U8", &[2], &[1, 2]),
+    ];
+    std::fs::write(&file, safetensors(tensors, json!({}))).unwrap();
+    let target = Target::of(folder.path().join("out.safetensors"));
+    let perhaps_tied = vec![["a", "b", "c", "d"].map(Into::into).to_vec()];
+    let options = ConvertOptions { ties: Ties::Alias, perhaps_tied, ..ConvertOptions::default() };
+    let converted = convert(&Checkpoint::open(&file).unwrap(), &FileStore, &target, &options).unwrap();
+    assert_eq!(converted.ties, BTreeMap::from([("b".into(), "a".into())]));
+    assert_eq!(reference(&[target.path().to_owned()]).into_keys().collect::<Vec<_>>(), ["a", "c", "d", "e"]);
 }
 
 // ---- casts

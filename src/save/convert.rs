@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use serde::Serialize;
 
 use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Selection, TensorData};
+use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Selection, TensorData, TensorInfo, strict};
 use crate::device::CpuDevice;
 use crate::digest::checksum;
 use crate::error::{Error, Listed, Result};
@@ -50,6 +50,9 @@ pub struct ConvertOptions {
     pub transfer: TransferOptions,
     /// What becomes of tensors that have several names.
     pub ties: Ties,
+    /// Groups of stored names that may be one tensor. Those of a group that have the same type, shape and bytes are taken for
+    /// one with [`Ties::Alias`].
+    pub perhaps_tied: Vec<Vec<Arc<str>>>,
     /// The most bytes of tensors in one file of a folder.
     pub max_shard_bytes: u64,
     /// Whether the files are read back, past the page cache where possible, and compared before they are put in place.
@@ -66,6 +69,7 @@ impl Default for ConvertOptions {
             selection: Selection::default(),
             transfer: TransferOptions::default(),
             ties: Ties::default(),
+            perhaps_tied: Vec::new(),
             max_shard_bytes: MAX_SHARD_BYTES,
             check: false,
             progress: None,
@@ -148,6 +152,8 @@ struct Work<'a> {
     notes: Notes,
     skipped: Vec<Skipped>,
     scales: BTreeMap<Arc<str>, Arc<str>>,
+    /// Tensors of the checkpoint that are the same as one before them.
+    twins: BTreeMap<usize, usize>,
 }
 
 /// A tensor of the result and the one that it comes from.
@@ -175,6 +181,11 @@ impl<'a> Work<'a> {
             notes: Notes { metadata: metadata(checkpoint), ties: BTreeMap::new() },
             skipped: skipped(checkpoint, &selected, &casts),
             scales: scales(checkpoint, &casts),
+            twins: if options.ties == Ties::Alias {
+                twins(checkpoint, &casts, &options.perhaps_tied)?
+            } else {
+                BTreeMap::new()
+            },
         };
         for tensor in in_stored_order(checkpoint, &casts) {
             work.add(tensor);
@@ -186,8 +197,7 @@ impl<'a> Work<'a> {
         let Some(info) = self.checkpoint.tensors().get(tensor.selected.tensor) else { return };
         let dtype = tensor.cast.map_or_else(|| info.dtype.clone(), |cast| cast.to.dtype());
         let selected = &tensor.selected;
-        let twin = (self.options.ties == Ties::Alias).then(|| self.twin_of(tensor)).flatten();
-        let first = twin.unwrap_or_else(|| Arc::clone(&selected.name));
+        let first = self.twin_of(tensor).unwrap_or_else(|| Arc::clone(&selected.name));
         for name in std::iter::once(&selected.name).chain(&selected.aliases) {
             if self.options.ties == Ties::Alias && *name != first {
                 self.notes.ties.insert(Arc::clone(name), Arc::clone(&first));
@@ -198,25 +208,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// An output that comes from the very same bytes and is the same tensor.
+    /// The name of the output that holds the same tensor, where there is one.
     fn twin_of(&self, tensor: &ConvertedTensor) -> Option<Arc<str>> {
-        let tensors = self.checkpoint.tensors();
-        let info = tensors.get(tensor.selected.tensor)?;
-        let is_twin = |output: &&Output| {
-            let other = tensors.get(output.source.tensor);
-            other.is_some_and(|other| {
-                (&other.data, &other.dtype, &other.shape) == (&info.data, &info.dtype, &info.shape)
-            }) && output.source.slice == tensor.selected.slice
+        let first = self.twins.get(&tensor.selected.tensor)?;
+        let is_first = |output: &&Output| {
+            output.source.tensor == *first
+                && output.source.slice == tensor.selected.slice
                 && output.is_cast == tensor.cast.is_some()
-                && info.bytes() > 0
         };
-        // Bytes that two tensors share lie together in the stored order.
-        self.outputs
-            .iter()
-            .rev()
-            .take_while(|output| is_twin(output))
-            .last()
-            .map(|output| Arc::clone(&output.outline.name))
+        self.outputs.iter().find(is_first).map(|output| Arc::clone(&output.outline.name))
     }
 
     fn save_options(&self) -> SaveOptions {
@@ -394,7 +394,7 @@ fn metadata(checkpoint: &Checkpoint) -> BTreeMap<String, String> {
 fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec<Skipped> {
     let chosen: HashSet<usize> = selected.iter().map(|selected| selected.tensor).collect();
     let applied: HashSet<usize> = casts.scales.iter().copied().collect();
-    let skipped = |(at, info): (usize, &crate::checkpoint::TensorInfo)| {
+    let skipped = |(at, info): (usize, &TensorInfo)| {
         let why = match (applied.contains(&at), chosen.contains(&at)) {
             (true, _) => "scales that have been applied",
             (false, false) => "not selected",
@@ -412,6 +412,37 @@ fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>
         Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(*table)?.name)))
     };
     casts.tensors.iter().filter_map(pair).collect()
+}
+
+/// Tensors that are the same as one that is stored before them, of those that may be: bytes are compared.
+fn twins(checkpoint: &Checkpoint, casts: &Casts, groups: &[Vec<Arc<str>>]) -> Result<BTreeMap<usize, usize>> {
+    let mut twins = BTreeMap::new();
+    let stored = in_stored_order(checkpoint, casts);
+    for group in groups {
+        let names: HashSet<&str> = group.iter().map(AsRef::as_ref).collect();
+        let member = |tensor: &&ConvertedTensor| {
+            let info = checkpoint.tensors().get(tensor.selected.tensor)?;
+            names.contains(info.name.as_ref()).then_some((tensor.selected.tensor, info))
+        };
+        let mut kept: Vec<(usize, &TensorInfo)> = Vec::new();
+        for (at, info) in stored.iter().filter_map(member) {
+            match first_same(checkpoint, &kept, info)? {
+                Some(first) => drop(twins.insert(at, first)),
+                None => kept.push((at, info)),
+            }
+        }
+    }
+    Ok(twins)
+}
+
+/// The first of `kept` that has the same type, shape and bytes.
+fn first_same(checkpoint: &Checkpoint, kept: &[(usize, &TensorInfo)], info: &TensorInfo) -> Result<Option<usize>> {
+    for (at, other) in kept.iter().filter(|(_, it)| (&it.dtype, &it.shape) == (&info.dtype, &info.shape)) {
+        if strict::same_bytes(checkpoint, other, info)? {
+            return Ok(Some(*at));
+        }
+    }
+    Ok(None)
 }
 
 /// The tensors as their files have them: neighbours stay neighbours, and are read together.
