@@ -124,6 +124,16 @@ pub enum Error {
         /// Bytes that the device says are free, where it says so.
         free: Option<u64>,
     },
+    /// Something is there already that must not be replaced, or not by this.
+    #[error("{}: {what}{}", path.display(), Hint(hint))]
+    Exists {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is, and why it is in the way.
+        what: String,
+        /// What to do instead.
+        hint: Option<String>,
+    },
     /// Converting would have made finite numbers infinite.
     #[error(
         "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: take a type of more range (BF16, \
@@ -174,6 +184,7 @@ impl Error {
             Error::Limit { .. } => "limit",
             Error::Device { .. } => "device",
             Error::OutOfMemory { .. } => "out_of_memory",
+            Error::Exists { .. } => "exists",
             Error::Overflow { .. } => "overflow",
             Error::Cancelled => "cancelled",
             Error::Poisoned { .. } => "internal",
@@ -182,7 +193,7 @@ impl Error {
 
     /// The exit status of the program for this error.
     ///
-    /// 1 a check says no · 2 wrong usage · 3 input refused · 4 I/O · 5 device · 130 interrupted.
+    /// 1 a check says no · 2 wrong usage · 3 input refused · 4 I/O · 5 device · 6 conflict · 130 interrupted.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Mismatch { .. } => 1,
@@ -194,6 +205,7 @@ impl Error {
             | Error::Overflow { .. } => 3,
             Error::Io { .. } | Error::NotFound { .. } => 4,
             Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
+            Error::Exists { .. } => 6,
             Error::Cancelled => 130,
         }
     }
@@ -219,7 +231,8 @@ impl Error {
             | Error::Malformed { path, .. }
             | Error::Unsupported { path, .. }
             | Error::Mismatch { path, .. }
-            | Error::Changed { path, .. } => Some(path),
+            | Error::Changed { path, .. }
+            | Error::Exists { path, .. } => Some(path),
             _ => None,
         }
     }

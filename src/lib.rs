@@ -28,6 +28,8 @@
 //! | see what a load would do | [`load::Loader::prepare`], [`plan::LoadPlan`] |
 //! | load again and again with warm threads and buffers | [`load::Loader`] |
 //! | use a tensor before the load is over | [`load::Loader::start`] |
+//! | write tensors as safetensors, atomically | [`save::save`], [`save::Saving`] |
+//! | write a checkpoint anew: resharded, cast, renamed | [`save::convert`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
 //! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench) |
@@ -61,8 +63,10 @@ pub mod load;
 pub mod os;
 pub mod plan;
 pub mod report;
+pub mod save;
 pub mod source;
 pub mod staging;
+pub mod store;
 pub mod tensor;
 pub mod view;
 

@@ -199,6 +199,38 @@ pub fn advise(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> io
     }
 }
 
+/// Has the kernel begin to write a byte range of a file to its storage, without waiting for it and without a promise
+/// (`sync_file_range`): what follows is then written meanwhile, and the sync at the end finds little left to do.
+///
+/// # Errors
+/// What the kernel says.
+pub fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let too_big = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let (offset, len) =
+        (libc::off64_t::try_from(offset).map_err(too_big)?, libc::off64_t::try_from(len).map_err(too_big)?);
+    // SAFETY: takes a descriptor and numbers only.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.
+///
+/// # Errors
+/// What the kernel says: that the file system does not have it.
+pub fn set_direct(file: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
+    // SAFETY: takes a descriptor only.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
+    // SAFETY: takes a descriptor and a number only.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } < 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Makes reads of this open file wait as usual again, after it was opened with `O_NONBLOCK`.
 ///
 /// # Errors
@@ -478,6 +510,8 @@ mod tests {
         for advice in [Advice::Sequential, Advice::Random, Advice::WillNeed, Advice::DontNeed] {
             advise(file.as_fd(), 0, 0, advice).unwrap();
         }
+        start_writeback(file.as_fd(), 0, 10_000).unwrap();
+        set_direct(file.as_fd(), false).unwrap();
         make_blocking(file.as_fd()).unwrap();
     }
 

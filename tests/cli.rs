@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// What one run said.
-struct Said {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Said {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {:?} {:?}", self.out, self.err))
     }
 
     /// The one line of JSON on stderr.
-    fn error(&self) -> Value {
+    pub(crate) fn error(&self) -> Value {
         assert_eq!(self.err.lines().count(), 1, "{}", self.err);
         let error: Value = serde_json::from_str(&self.err).unwrap();
         let keys: Vec<_> = error["error"].as_object().unwrap().keys().map(String::as_str).collect();
@@ -32,7 +32,7 @@ impl Said {
     }
 }
 
-fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramp"));
     command.args(args).stdin(Stdio::null());
     for name in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "HF_HUB_CACHE"] {
@@ -41,18 +41,18 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-fn vramp(args: &[&str]) -> Said {
+pub(crate) fn vramp(args: &[&str]) -> Said {
     let Output { status, stdout, stderr } = command(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Said { code: status.code(), out: text(stdout), err: text(stderr) }
 }
 
 /// A folder on the disk that the target folder is on: the usual temporary one may be memory.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: Value) -> Vec<u8> {
+pub(crate) fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: Value) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_owned(), metadata);
     let mut data = Vec::new();
@@ -82,7 +82,7 @@ fn spec(folder: &Path, rows: u64) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     vramp::digest::Digest::of(bytes).to_string()
 }
 
@@ -100,7 +100,7 @@ fn assert_golden(name: &str, found: &str) {
 
 #[test]
 fn help_is_what_it_was() {
-    for command in ["", "inspect", "load", "estimate", "bench", "verify", "demo", "completions", "man"] {
+    for command in ["", "inspect", "load", "estimate", "bench", "verify", "convert", "demo", "completions", "man"] {
         for (option, kind) in [("-h", "short"), ("--help", "long")] {
             let args: Vec<&str> = [command, option].into_iter().filter(|arg| !arg.is_empty()).collect();
             let said = vramp(&args);
@@ -427,6 +427,9 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
     std::fs::write(&broken, [0xff; 64]).unwrap();
     let broken = broken.to_str().unwrap();
     let new = folder.path().join("new").to_str().unwrap().to_owned();
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, b"").unwrap();
+    let plain = plain.to_str().unwrap().to_owned();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["inspect", "/no/such/place"], 4, "not_found"),
         (&["load", "/no/such/place"], 4, "not_found"),
@@ -484,6 +487,15 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["bench", &path, "--csv", &path], 2, "usage"),
         (&["bench", &path, "--csv", &new, "--html", &new], 2, "usage"),
         (&["bench", &path, "--html", "/no/such/place/report.html"], 4, "io"),
+        (&["convert", &path, "/no/such/place/out.safetensors"], 4, "not_found"),
+        (&["convert", &path, "/no/such/place/out"], 4, "not_found"),
+        (&["convert", broken, "/no/such/place/out"], 3, "malformed"),
+        (&["convert", &path, &plain], 6, "exists"),
+        (&["convert", &path, "out.pt"], 2, "usage"),
+        (&["convert", &path, "model.safetensors.index.json"], 2, "usage"),
+        (&["convert", &path, "out.safetensors", "--max-shard-size", "1GB"], 2, "usage"),
+        (&["convert", &path, "out.safetensors", "--copy-files"], 2, "usage"),
+        (&["convert", &path, "out.safetensors", "--include", "nothing.like.it"], 2, "request"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
         (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
         (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),
@@ -571,7 +583,7 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
 
 /// Waits until `done`, without a fixed time.
 #[track_caller]
-fn until(mut done: impl FnMut() -> bool) {
+pub(crate) fn until(mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "it never happens");
@@ -580,7 +592,7 @@ fn until(mut done: impl FnMut() -> bool) {
 }
 
 /// Waits until the process has taken over SIGINT.
-fn until_it_handles_signals(child: &Child) {
+pub(crate) fn until_it_handles_signals(child: &Child) {
     until(|| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
@@ -588,7 +600,7 @@ fn until_it_handles_signals(child: &Child) {
     });
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
@@ -605,7 +617,7 @@ fn endless(folder: &Path) -> String {
 }
 
 /// Sends signals to a command once it handles them; returns what it said, which must come soon.
-fn interrupted(args: &[&str], signals: &[&str]) -> (Said, Duration) {
+pub(crate) fn interrupted(args: &[&str], signals: &[&str]) -> (Said, Duration) {
     let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until_it_handles_signals(&child);
     let sent = Instant::now();

@@ -4,6 +4,7 @@
 mod casts;
 mod change;
 mod cli;
+mod convert;
 mod cuda;
 mod device;
 mod files;

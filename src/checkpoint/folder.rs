@@ -64,6 +64,28 @@ pub(crate) fn choose(names: &[String], variant: Option<&str>) -> Result<Choice, 
     Ok(Choice { files: Files::Weights(chosen), others })
 }
 
+/// What makes up the checkpoint of a folder, for whoever wants to replace it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FolderChoice {
+    /// An index of that name, which is one of several perhaps.
+    Index(String),
+    /// These files.
+    Weights(Vec<String>),
+    /// Nothing that could be read as one.
+    Nothing,
+}
+
+/// Chooses among `names` (files of one folder, sorted) as a reader would who asks for no variant. A numbered set that lacks
+/// files is nothing.
+pub(crate) fn choose_in_folder(names: &[String]) -> FolderChoice {
+    match choose(names, None) {
+        Ok(Choice { files: Files::Index(name), .. }) => FolderChoice::Index(name),
+        Ok(Choice { files: Files::Weights(names), .. }) => FolderChoice::Weights(names),
+        Err(NoChoice::Ambiguous(names)) => FolderChoice::Index(names.into_iter().next().unwrap_or_default()),
+        Err(NoChoice::Nothing { .. } | NoChoice::Incomplete { .. }) => FolderChoice::Nothing,
+    }
+}
+
 fn owned<'a, 'n: 'a>(names: impl IntoIterator<Item = &'a Name<'n>>) -> Vec<String> {
     names.into_iter().map(|name| name.text.to_owned()).collect()
 }

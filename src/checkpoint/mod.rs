@@ -25,6 +25,7 @@ mod tests;
 
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor};
+pub(crate) use folder::{FolderChoice, choose_in_folder};
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 

@@ -18,11 +18,12 @@ use super::values;
 const EXIT_CODES: &str = "\
 Exit status:
   0    done
-  1    a check says no (verify, load --spec)
+  1    a check says no (verify, load --spec, convert --check)
   2    wrong usage
   3    input refused: malformed, unsafe or not supported
   4    I/O: not found, no permission, disk full
   5    device: not there, out of memory; also an internal error of vramp
+  6    conflict: something is there that must not be replaced
   130  interrupted (Ctrl-C, SIGTERM)
 
 Units: GB is 10^9 bytes and GiB is 2^30 bytes; the unit is always printed.
@@ -102,6 +103,20 @@ Examples:
 JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}],
 states: [{state, proof, ceilings, prediction, loads, verdict, timeline}], warnings, fallbacks,
 advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
+const CONVERT_EXAMPLES: &str = "\
+OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the
+folder that it lies in is there. Files are written under temporary names (.vramp-*.tmp), synced, and
+put in place in one step: readers find the old checkpoint or the new one. IN may be OUT.
+
+Examples:
+  vramp convert ./Llama-3.1-8B llama.safetensors             many files to one
+  vramp convert llama.safetensors ./llama --max-shard-size 2GB
+  vramp convert ./DeepSeek-V3 ./v3-bf16 --dtype bf16         FP8 weights times their scales
+  vramp convert ddp.safetensors clean.safetensors --strip-prefix module. --check
+  vramp convert ./m ./text-only --exclude 'vision_tower.*' --copy-files
+
+JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales},
+ties: {alias: name}, copied, warnings}.";
 
 const DEMO_EXAMPLES: &str = "\
 It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
@@ -138,6 +153,9 @@ pub(crate) enum Command {
     /// Check a checkpoint against what a model demands: names, types, shapes.
     #[command(after_long_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
+    /// Write a checkpoint anew as safetensors: resharded, cast, renamed, a part of it.
+    #[command(after_long_help = CONVERT_EXAMPLES)]
+    Convert(ConversionArgs),
     /// Make a checkpoint, load it cold and warm, and compare with what this machine can do.
     #[command(after_long_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -167,6 +185,7 @@ impl Command {
             Command::Estimate(args) => args.json,
             Command::Bench(args) => args.json,
             Command::Verify(args) => args.json,
+            Command::Convert(args) => args.json,
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
         }
@@ -179,6 +198,7 @@ impl Command {
             Command::Load(args) => Some(&args.path),
             Command::Bench(args) => Some(&args.path),
             Command::Verify(args) => Some(&args.path),
+            Command::Convert(args) => Some(&args.input),
             Command::Estimate(args) => args.path.as_deref(),
             Command::Demo(args) => args.dir.as_deref(),
             Command::Man { dir } => dir.as_deref(),
@@ -395,6 +415,58 @@ pub(crate) struct VerifyArgs {
     pub(crate) names: NameArgs,
     #[command(flatten)]
     pub(crate) how: OpenHow,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConversionArgs {
+    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    #[arg(value_name = "IN", value_hint = ValueHint::AnyPath)]
+    pub(crate) input: PathBuf,
+    /// Where to write: a file if the name ends in .safetensors, else a folder.
+    #[arg(value_name = "OUT", value_hint = ValueHint::AnyPath)]
+    pub(crate) output: PathBuf,
+    /// The most bytes of tensors in one file of a folder; a larger tensor has a file of its own. Without it, 5GB.
+    #[arg(long, value_name = "BYTES", value_parser = values::shard_bytes)]
+    pub(crate) max_shard_size: Option<u64>,
+    /// What becomes of tensors that have several names.
+    #[arg(long, value_name = "HOW", default_value = "write")]
+    pub(crate) ties: TiesArg,
+    /// Read the written files back, past the page cache where possible, and compare them before they are put in place.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Copy config.json, generation_config.json and the tokenizer's files too.
+    #[arg(long)]
+    pub(crate) copy_files: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// When to show progress on stderr; auto: when it is a terminal.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) progress: ProgressArg,
+    /// Only tensors whose name matches (repeatable).
+    ///
+    /// `*` matches any characters, dots too, `?` one, `[ab]` one of these, `{x,y}` either. Quote it for the shell. A pattern
+    /// that matches nothing is an error.
+    #[arg(long, value_name = "GLOB", help_heading = "Selection")]
+    pub(crate) include: Vec<String>,
+    /// No tensors whose name matches (repeatable); it wins over --include.
+    #[arg(long, value_name = "GLOB", help_heading = "Selection")]
+    pub(crate) exclude: Vec<String>,
+    /// Take this off the beginning of names, where they have it (repeatable).
+    #[arg(long, value_name = "PREFIX", help_heading = "Selection")]
+    pub(crate) strip_prefix: Vec<String>,
+    #[command(flatten)]
+    pub(crate) convert: ConvertArgs,
+    #[command(flatten)]
+    pub(crate) how: OpenHow,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TiesArg {
+    /// Each name gets bytes of its own: every reader understands that.
+    Write,
+    /// One name gets the bytes; the others are recorded in the metadata, as safetensors.torch.save_model does.
+    Alias,
 }
 
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 //! Ctrl-C and SIGTERM: throw the library's cancel switch, and make sure that the process ends within a second.
 //!
 //! The first signal asks politely; a watchdog ends the process when that does not help (a read from a dead server never
-//! returns). A second signal ends it at once. A temporary folder that is registered here is removed on every one of
-//! these ways. The signals arrive on an ordinary thread, so ordinary code may run.
+//! returns). A second signal ends it at once. A temporary folder that is registered here, and what a save has not finished,
+//! is removed on every one of these ways. The signals arrive on an ordinary thread, so ordinary code may run.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use vramp::Error;
 use vramp::load::Cancel;
+use vramp::save::Leftovers;
+use vramp::store::FileStore;
 
 use super::output::{Failure, Output};
 
@@ -20,6 +22,9 @@ const PATIENCE: Duration = Duration::from_millis(800);
 /// How long saying so may take.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
+/// How long removing what a save has not finished may take: a storage that does not answer must not keep the process.
+const TIDYING: Duration = Duration::from_secs(2);
+
 const INTERRUPTED: i32 = 130;
 
 /// What an interrupt does.
@@ -27,12 +32,13 @@ const INTERRUPTED: i32 = 130;
 pub(crate) struct Interrupt {
     cancel: Cancel,
     folder: Arc<Mutex<Option<PathBuf>>>,
+    leftovers: Leftovers,
 }
 
 impl Interrupt {
     /// Takes over SIGINT, SIGTERM and SIGHUP.
     pub(crate) fn install(output: Output) -> Interrupt {
-        let interrupt = Interrupt { cancel: Cancel::new(), folder: Arc::default() };
+        let interrupt = Interrupt { cancel: Cancel::new(), folder: Arc::default(), leftovers: Leftovers::default() };
         let here = interrupt.clone();
         // Where the signals cannot be taken over they end the process the ordinary way.
         let _ = ctrlc::set_handler(move || here.arrived(output));
@@ -52,6 +58,11 @@ impl Interrupt {
     /// A folder to remove when the process ends by an interrupt.
     pub(crate) fn remove_on_interrupt(&self, folder: Option<&Path>) {
         *self.folder.lock().unwrap_or_else(PoisonError::into_inner) = folder.map(Path::to_owned);
+    }
+
+    /// Where a save is to note what must be removed when the process ends by an interrupt.
+    pub(crate) fn leftovers(&self) -> Leftovers {
+        self.leftovers.clone()
     }
 
     fn arrived(&self, output: Output) {
@@ -74,15 +85,22 @@ impl Interrupt {
             // Once more, in case a file was made in it meanwhile.
             let _ = std::fs::remove_dir_all(&folder).or_else(|_| std::fs::remove_dir_all(&folder));
         }
-        let (said, heard) = mpsc::channel();
-        let say = move || {
-            output.failure(&Error::Cancelled.into(), None);
-            let _ = said.send(());
-        };
+        let leftovers = self.leftovers.clone();
+        within(TIDYING, move || leftovers.remove(&FileStore));
         // Stderr may be a full pipe that nobody reads.
-        if thread::Builder::new().spawn(say).is_ok() {
-            let _ = heard.recv_timeout(LAST_WORDS);
-        }
+        within(LAST_WORDS, move || output.failure(&Error::Cancelled.into(), None));
         std::process::exit(INTERRUPTED)
+    }
+}
+
+/// Does `work`, or gives it up when it takes longer.
+fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
+    let (done, heard) = mpsc::channel();
+    let work = move || {
+        work();
+        let _ = done.send(());
+    };
+    if thread::Builder::new().spawn(work).is_ok() {
+        let _ = heard.recv_timeout(limit);
     }
 }

@@ -5,6 +5,7 @@
 
 mod args;
 mod bench;
+mod convert;
 mod demo;
 mod digests;
 mod documents;
@@ -76,6 +77,7 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
         Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
         Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
         Command::Bench(args) => bench::run(args, output, &Interrupt::install(output)),
+        Command::Convert(args) => convert::run(args, output, &Interrupt::install(output)),
         Command::Demo(args) => demo::run(args, output, &Interrupt::install(output)),
     }
 }

@@ -1,4 +1,4 @@
-//! The progress bar of a load: on stderr, only where that is a terminal, ten times a second at most.
+//! The progress bar of a load or a conversion: on stderr, only where that is a terminal, ten times a second at most.
 //!
 //! It observes the load and never takes part in it: the bytes move the same way with and without it.
 
@@ -39,6 +39,16 @@ impl Progress {
         })
     }
 
+    /// Shows that `done` bytes of `total` are done.
+    pub(crate) fn show(&self, done: u64, total: u64) {
+        if self.since.elapsed() > GRACE {
+            if self.bar.length() != Some(total) {
+                self.bar.set_length(total);
+            }
+            self.bar.set_position(done);
+        }
+    }
+
     /// Takes the bar off the screen.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
@@ -51,12 +61,6 @@ impl Observer for Progress {
     }
 
     fn advanced(&self, done: u64) {
-        if self.since.elapsed() > GRACE {
-            let total = self.total.load(Ordering::Relaxed);
-            if self.bar.length() != Some(total) {
-                self.bar.set_length(total);
-            }
-            self.bar.set_position(done);
-        }
+        self.show(done, self.total.load(Ordering::Relaxed));
     }
 }

@@ -87,6 +87,11 @@ pub(crate) fn budget(text: &str) -> Parsed<Duration> {
     seconds.map(Duration::from_secs).ok_or_else(|| "a time is 60, 90s or 5min, and a day at most".to_owned())
 }
 
+/// Like [`bytes`], above zero.
+pub(crate) fn shard_bytes(text: &str) -> Parsed<u64> {
+    bytes(text).and_then(|size| if size > 0 { Ok(size) } else { Err("a file holds at least one byte".to_owned()) })
+}
+
 /// `64`, `4KiB`: a power of two.
 pub(crate) fn alignment(text: &str) -> Parsed<u64> {
     match bytes(text)? {
@@ -359,6 +364,8 @@ mod tests {
         for wrong in ["16", "0x4MiB", "x4MiB", "4x100", "4x", "99999999999999x4MiB", "4x5000"] {
             assert!(staging(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(shard_bytes("5GB"), Ok(5_000_000_000));
+        assert!(shard_bytes("0").is_err() && shard_bytes("0MB").is_err());
         assert_eq!(alignment("4KiB"), Ok(4096));
         assert!(alignment("3").is_err() && alignment("0").is_err());
     }

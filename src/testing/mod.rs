@@ -9,6 +9,7 @@ mod direct;
 pub mod hostile;
 mod pace;
 mod source;
+mod store;
 
 use std::sync::mpsc;
 use std::thread;
@@ -19,6 +20,7 @@ pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
 pub use pace::{Pace, PacedDevice, PacedSource};
 pub use source::*;
+pub use store::{CrashStore, StoreTrouble, store_conformance};
 
 /// Runs `test` and panics if it takes longer than ten minutes: a hang is a failure. So long because a machine may be busy, and
 /// because tests that share one thing (the software driver) wait for each other, which counts here and is no hang.

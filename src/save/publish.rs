@@ -1,0 +1,447 @@
+//! Putting a save in place: readers find the old checkpoint or the new one, at every moment and after every crash.
+//!
+//! One step is the switch: renaming the single file, or the index, or removing an index that would win over the single file.
+//! Before it nothing that the old checkpoint consists of is touched, which is why numbered files never take a name that is
+//! there already; after it the files of the old one are removed. Between those the folder is synced, so that a storage that
+//! reorders names cannot mix them. What a save would leave behind is kept in [`Leftovers`] until the switch.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Layout, Target};
+use crate::checkpoint::index::Index;
+use crate::checkpoint::{FolderChoice, choose_in_folder};
+use crate::error::{Error, Listed, Result};
+use crate::fault::{counted, quoted};
+use crate::store::{self, Kind, NewFile, Store, folder_of};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The longest index that is read to learn which files it names, in bytes.
+const LONGEST_INDEX: u64 = 100_000_000;
+
+/// Names that are tried for a temporary file, at most.
+const TEMPORARIES: u64 = 100_000;
+
+/// What a save that is under way would leave behind: its temporary files, numbered files that no index names yet, a folder
+/// that it made. Clones share it, and belong to one save at a time. Whoever ends the process meanwhile calls [`Leftovers::remove`] first.
+#[derive(Debug, Clone, Default)]
+pub struct Leftovers {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// In the order in which they were made.
+    paths: Vec<PathBuf>,
+    closed: bool,
+}
+
+impl Leftovers {
+    /// Removes them, and has the save fail if it goes on. A save that has been put in place stays.
+    pub fn remove(&self, store: &dyn Store) {
+        let mut state = self.state();
+        state.closed = true;
+        state.remove(store);
+    }
+
+    /// Removes them.
+    pub(super) fn take_back(&self, store: &dyn Store) {
+        self.state().remove(store);
+    }
+
+    /// Makes a new file with a temporary name.
+    pub(super) fn create(
+        &self,
+        store: &dyn Store,
+        folder: &Path,
+        mode: Option<u32>,
+    ) -> Result<(PathBuf, Box<dyn NewFile>)> {
+        let mut state = self.open_state()?;
+        let mut count = state.paths.len() as u64;
+        loop {
+            let path = store::temporary(folder, count);
+            match store.create(&path, mode) {
+                Ok(file) => {
+                    state.paths.push(path.clone());
+                    return Ok((path, file));
+                }
+                // Left by a killed process of the same number, or written by one elsewhere.
+                Err(Error::Exists { .. }) if count < TEMPORARIES => count += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Does something to the files while nobody can take them back. It is told what there is.
+    fn change(&self, work: impl FnOnce(&mut Vec<PathBuf>) -> Result<()>) -> Result<()> {
+        work(&mut self.open_state()?.paths)
+    }
+
+    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state();
+        if state.closed { Err(Error::Cancelled) } else { Ok(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The last first: a folder is empty then.
+    fn remove(&mut self, store: &dyn Store) {
+        for path in std::mem::take(&mut self.paths).iter().rev() {
+            // What cannot be removed has a name that says what it is.
+            let _ = store.remove(path);
+        }
+    }
+}
+
+/// Writes a small file: what is there is replaced in one step, and keeps its permissions.
+///
+/// # Errors
+/// When it cannot be written; what was there stays then.
+pub fn write_file(store: &dyn Store, path: &Path, bytes: &[u8], leftovers: &Leftovers) -> Result<()> {
+    let written = || {
+        let (from, mut file) = leftovers.create(store, folder_of(path), mode_of(store, path)?)?;
+        file.append(bytes)?;
+        file.sync()?;
+        switch(leftovers, || store.rename(&from, path))?;
+        store.sync_folder(folder_of(path))
+    };
+    written().inspect_err(|_| leftovers.take_back(store))
+}
+
+/// Where the files of a save will lie, and what is there already.
+#[derive(Debug)]
+pub(super) struct Place {
+    folder: PathBuf,
+    /// Whether the folder has yet to be made.
+    missing: bool,
+    /// The name of each file, and the permissions it takes over from one that it replaces.
+    names: Vec<String>,
+    modes: Vec<Option<u32>>,
+    /// Whether an index is written.
+    index: bool,
+    index_mode: Option<u32>,
+    /// An index that is there and must go.
+    drops_index: bool,
+    /// Files of the checkpoint that is replaced.
+    stale: Vec<String>,
+    warnings: Vec<String>,
+}
+
+/// What was put in place.
+#[derive(Debug)]
+pub(super) struct Published {
+    pub(super) outputs: Vec<PathBuf>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Place {
+    /// Looks at what is there and decides on the names.
+    pub(super) fn of(store: &dyn Store, target: &Target, layout: &Layout) -> Result<Place> {
+        let place = match target {
+            Target::File(path) => Place::of_file(store, path)?,
+            Target::Folder(path) => Place::of_folder(store, path, layout.shards.len())?,
+        };
+        place.demand_room(store, layout.file_bytes())?;
+        Ok(place)
+    }
+
+    fn of_file(store: &dyn Store, path: &Path) -> Result<Place> {
+        let folder = folder_of(path);
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Error::Request {
+            what: format!("{}: the name of the file to write is not UTF-8", path.display()),
+            hint: None,
+        })?;
+        demand_folder(store, folder)?;
+        let mode = mode_of(store, path)?;
+        Ok(Place { names: vec![name.to_owned()], modes: vec![mode], ..Place::empty(folder) })
+    }
+
+    fn of_folder(store: &dyn Store, path: &Path, shards: usize) -> Result<Place> {
+        let place = Place { index: shards > 1, ..Place::empty(path) };
+        if !store.is_folder(path)? {
+            if store.examine(path)?.is_some() {
+                let hint = Some("a name that ends in .safetensors is taken as a file".to_owned());
+                return Err(Error::Exists {
+                    path: path.to_owned(),
+                    what: "it is there and is no folder".to_owned(),
+                    hint,
+                });
+            }
+            demand_folder(store, folder_of(path))?;
+            return Ok(Place { missing: true, ..place.named(store, shards, &[])? });
+        }
+        let there = store.list(path)?;
+        place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)
+    }
+
+    fn empty(folder: &Path) -> Place {
+        Place {
+            folder: folder.to_owned(),
+            missing: false,
+            names: Vec::new(),
+            modes: Vec::new(),
+            index: false,
+            index_mode: None,
+            drops_index: false,
+            stale: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The names of the files. Numbered ones take none that is there: the old checkpoint keeps its files until the switch.
+    fn named(mut self, store: &dyn Store, shards: usize, there: &[String]) -> Result<Place> {
+        let there: BTreeSet<&str> = there.iter().map(String::as_str).collect();
+        if shards > 1 {
+            let free = |names: &Vec<String>| names.iter().all(|name| !there.contains(name.as_str()));
+            let names = (1u64..).map(|round| numbered(round, shards)).find(free);
+            self.names = names.ok_or(Error::Poisoned { what: "no name is free" })?;
+            self.modes = vec![None; shards];
+            self.index_mode = self.mode_at(store, INDEX, &there)?;
+        } else {
+            self.modes = vec![self.mode_at(store, SINGLE, &there)?];
+            self.names = vec![SINGLE.to_owned()];
+        }
+        Ok(self)
+    }
+
+    fn mode_at(&self, store: &dyn Store, name: &str, there: &BTreeSet<&str>) -> Result<Option<u32>> {
+        if there.contains(name) { mode_of(store, &self.folder.join(name)) } else { Ok(None) }
+    }
+
+    /// What the checkpoint that is there means for the new one.
+    fn replacing(self, store: &dyn Store, shards: usize, there: &[String]) -> Result<Place> {
+        match choose_in_folder(there) {
+            FolderChoice::Index(name) if name == INDEX => self.replacing_index(store, shards, there),
+            FolderChoice::Weights(names) if shards > 1 && names == [SINGLE] => Ok(Place { stale: names, ..self }),
+            FolderChoice::Weights(names) if shards == 1 && names != [SINGLE] => Ok(self.warning_of(&names)),
+            FolderChoice::Index(other) => Ok(self.warning_of(&[other])),
+            _ => Ok(self),
+        }
+    }
+
+    /// Demands that readers see the old checkpoint until the switch, and the new one after it.
+    fn demand_clear_switch(self, there: &[String]) -> Result<Place> {
+        let before = choose_in_folder(there);
+        let mut names: BTreeSet<String> = there.iter().chain(&self.names).cloned().collect();
+        let choice = |names: &BTreeSet<String>| choose_in_folder(&names.iter().cloned().collect::<Vec<_>>());
+        let two_steps = self.index || self.drops_index;
+        let undisturbed = !two_steps || before == FolderChoice::Nothing || choice(&names) == before;
+        if self.index {
+            names.insert(INDEX.to_owned());
+        } else if self.drops_index {
+            names.remove(INDEX);
+        }
+        let ours =
+            if self.index { FolderChoice::Index(INDEX.into()) } else { FolderChoice::Weights(vec![SINGLE.into()]) };
+        if undisturbed && choice(&names) == ours {
+            return Ok(self);
+        }
+        let in_the_way: Listed = match before {
+            FolderChoice::Index(name) => [quoted(&name)].into_iter().collect(),
+            FolderChoice::Weights(names) => names.iter().map(|name| quoted(name)).collect(),
+            FolderChoice::Nothing => Listed::new(),
+        };
+        let what = format!("it holds weights that readers would mix with the new ones, or take instead: {in_the_way}");
+        let hint = Some("write to another folder, or to one file (a name that ends in .safetensors)".to_owned());
+        Err(Error::Exists { path: self.folder, what, hint })
+    }
+
+    /// A single file wins over files without an index, ours over indexes of other names; they are no part of anything any more, but nobody said whose they are.
+    fn warning_of(mut self, names: &[String]) -> Place {
+        let listed: Listed = names.iter().map(|name| quoted(name)).collect();
+        self.warnings.push(format!("what was there is left alone, no part of the new model: {listed}"));
+        self
+    }
+
+    fn replacing_index(mut self, store: &dyn Store, shards: usize, there: &[String]) -> Result<Place> {
+        let path = self.folder.join(INDEX);
+        let parsed = Index::parse(&store.read(&path, LONGEST_INDEX)?);
+        let named: Vec<String> = match parsed {
+            Ok(index) => there.iter().filter(|name| index.files().contains(name)).cloned().collect(),
+            Err(fault) => {
+                self.warnings.push(format!("the index that was there could not be read, and its files stay: {fault}"));
+                Vec::new()
+            }
+        };
+        let has_single = |names: &[String]| names.iter().any(|name| name == SINGLE);
+        if shards > 1 && has_single(there) && !has_single(&named) {
+            let what =
+                format!("{SINGLE} lies beside the index and is no part of the new model; some readers take it first");
+            self.warnings.push(what);
+        }
+        if shards == 1 && has_single(&named) {
+            let what = format!("the index that is there names {SINGLE}, which the new file would replace too early");
+            let hint = Some("write to another folder".to_owned());
+            return Err(Error::Exists { path, what, hint });
+        }
+        Ok(Place { drops_index: shards == 1, stale: named, ..self })
+    }
+
+    fn demand_room(&self, store: &dyn Store, needed: u64) -> Result<()> {
+        let folder = if self.missing { folder_of(&self.folder) } else { &self.folder };
+        match store.free_bytes(folder) {
+            Some(free) if free < needed => {
+                let what = format!("{needed} bytes are needed, {free} are free");
+                let source = std::io::Error::new(std::io::ErrorKind::StorageFull, what);
+                Err(Error::io("write to", folder, source))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The permissions that file number `shard` takes over.
+    pub(super) fn mode(&self, shard: usize) -> Option<u32> {
+        self.modes.get(shard).copied().flatten()
+    }
+
+    /// Makes the folder where it is missing.
+    pub(super) fn make_folder(&self, store: &dyn Store, leftovers: &Leftovers) -> Result<()> {
+        if !self.missing {
+            return Ok(());
+        }
+        leftovers.change(|paths| {
+            store.make_folder(&self.folder)?;
+            paths.push(self.folder.clone());
+            Ok(())
+        })?;
+        store.sync_folder(folder_of(&self.folder))
+    }
+
+    /// Puts durable files in place, in the order of the names.
+    pub(super) fn publish(
+        &self,
+        store: &dyn Store,
+        files: Vec<PathBuf>,
+        layout: &Layout,
+        leftovers: &Leftovers,
+    ) -> Result<Published> {
+        let outputs: Vec<PathBuf> = self.names.iter().map(|name| self.folder.join(name)).collect();
+        if self.index {
+            self.publish_indexed(store, &files, &outputs, layout, leftovers)?;
+        } else {
+            self.publish_single(store, &files, &outputs, leftovers)?;
+        }
+        let mut warnings = self.warnings.clone();
+        warnings.extend(self.remove_stale(store));
+        let index = self.index.then(|| self.folder.join(INDEX));
+        Ok(Published { outputs: outputs.into_iter().chain(index).collect(), warnings })
+    }
+
+    /// The numbered files, which nobody reads yet; then the index.
+    fn publish_indexed(
+        &self,
+        store: &dyn Store,
+        files: &[PathBuf],
+        outputs: &[PathBuf],
+        layout: &Layout,
+        leftovers: &Leftovers,
+    ) -> Result<()> {
+        let (index, mut file) = leftovers.create(store, &self.folder, self.index_mode)?;
+        file.append(layout.index(&self.names).as_bytes())?;
+        file.sync()?;
+        for (from, to) in files.iter().zip(outputs) {
+            leftovers.change(|paths| {
+                store.rename(from, to)?;
+                paths.retain(|path| path != from);
+                paths.push(to.clone());
+                Ok(())
+            })?;
+        }
+        store.sync_folder(&self.folder)?;
+        switch(leftovers, || store.rename(&index, &self.folder.join(INDEX)))?;
+        store.sync_folder(&self.folder)
+    }
+
+    fn publish_single(
+        &self,
+        store: &dyn Store,
+        files: &[PathBuf],
+        outputs: &[PathBuf],
+        leftovers: &Leftovers,
+    ) -> Result<()> {
+        let (Some(from), Some(to)) = (files.first(), outputs.first()) else {
+            return Err(Error::Poisoned { what: "a save without a file" });
+        };
+        if !self.drops_index {
+            switch(leftovers, || store.rename(from, to))?;
+            return store.sync_folder(&self.folder);
+        }
+        // Nobody reads the single file while the index is there. Unless it replaces another one, it can be taken back.
+        leftovers.change(|paths| {
+            store.rename(from, to)?;
+            paths.retain(|path| path != from);
+            paths.extend(self.mode(0).is_none().then(|| to.clone()));
+            Ok(())
+        })?;
+        store.sync_folder(&self.folder)?;
+        switch(leftovers, || store.remove(&self.folder.join(INDEX)))?;
+        store.sync_folder(&self.folder)
+    }
+
+    /// Removes the files of the checkpoint that was replaced. What stays harms nobody: the new one does not name it.
+    fn remove_stale(&self, store: &dyn Store) -> Option<String> {
+        let stale: Vec<&String> = self.stale.iter().filter(|name| !self.names.contains(name)).collect();
+        if stale.is_empty() {
+            return None;
+        }
+        let (mut gone, mut stay) = (Listed::new(), Listed::new());
+        for name in stale {
+            match store.remove(&self.folder.join(name)) {
+                Ok(()) => gone.push(|| quoted(name)),
+                Err(error) => stay.push(|| format!("{} ({error})", quoted(name))),
+            }
+        }
+        let _ = store.sync_folder(&self.folder); // they may come back after a crash, and are named by nothing
+        let left = if stay.is_empty() { String::new() } else { format!("; could not be removed: {stay}") };
+        Some(format!("removed {} of the checkpoint that was replaced: {gone}{left}", counted(gone.len(), "file")))
+    }
+}
+
+/// The step after which the new checkpoint is the one that is read, and there is nothing to take back.
+fn switch(leftovers: &Leftovers, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    leftovers.change(|paths| {
+        step()?;
+        paths.clear();
+        Ok(())
+    })
+}
+
+/// The names of `count` files: those of Hugging Face, or where they are taken (`round` above 1) such that differ before the
+/// number.
+fn numbered(round: u64, count: usize) -> Vec<String> {
+    let stem = if round == 1 { "model".to_owned() } else { format!("model-r{round}") };
+    (1..=count).map(|at| format!("{stem}-{at:05}-of-{count:05}.safetensors")).collect()
+}
+
+fn demand_folder(store: &dyn Store, folder: &Path) -> Result<()> {
+    if store.is_folder(folder)? {
+        return Ok(());
+    }
+    let what = match store.examine(folder)? {
+        Some(_) => format!("{} is no folder, so nothing can be written to it", folder.display()),
+        None => format!("{}: there is no such folder to write to", folder.display()),
+    };
+    Err(Error::NotFound { what, hint: Some(format!("make it first: mkdir -p {}", folder.display())) })
+}
+
+/// The permissions of the file that will be replaced, if there is one. Links are replaced and have none of their own.
+fn mode_of(store: &dyn Store, path: &Path) -> Result<Option<u32>> {
+    let what = match store.examine(path)?.map(|found| (found.kind, found.mode)) {
+        None | Some((Kind::Link, _)) => return Ok(None),
+        Some((Kind::File, mode)) => return Ok(Some(mode)),
+        Some((Kind::Folder, _)) => "it is a folder, not a file that could be replaced",
+        Some((Kind::Other, _)) => "it is a device or a pipe, not a file that could be replaced",
+    };
+    Err(Error::Exists { path: path.to_owned(), what: what.to_owned(), hint: None })
+}

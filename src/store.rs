@@ -1,0 +1,286 @@
+//! Where bytes become durable: new files beside the old, synced, renamed, and the folder synced.
+//!
+//! [`Store`] is the port, [`FileStore`] the local file systems. Only this file creates, renames, syncs or removes anything
+//! for the library; `save` says in which order. A file is never written in place: [`Store::create`] makes new ones only,
+//! under names that [`temporary`] gives, and nothing here follows a link at the end of a path. It knows no format. How bytes get
+//! to the disk is `growing`'s.
+
+mod growing;
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::os;
+use growing::Growing;
+
+/// Something that a name of a folder leads to; links are not followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// What it is.
+    pub kind: Kind,
+    /// Its length in bytes, where it is a file.
+    pub bytes: u64,
+    /// Its permissions, as `chmod` takes them.
+    pub mode: u32,
+}
+
+/// What a name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link, to whatever.
+    Link,
+    /// A device, a pipe, a socket.
+    Other,
+}
+
+/// A place where files are made durable. What one call promises holds from the time when it has returned.
+pub trait Store: Send + Sync {
+    /// What `path` is, if it is anything. A link is a link.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    fn examine(&self, path: &Path) -> Result<Option<Found>>;
+
+    /// Whether `path` is a folder, or a link to one.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    fn is_folder(&self, path: &Path) -> Result<bool>;
+
+    /// The names in a folder, sorted; those that are not UTF-8 are left out.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn list(&self, folder: &Path) -> Result<Vec<String>>;
+
+    /// The whole of a small file (an index).
+    ///
+    /// # Errors
+    /// When it cannot be read, or has more than `limit` bytes.
+    fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>>;
+
+    /// Bytes that can still be written to the file system of a folder, where it says.
+    fn free_bytes(&self, folder: &Path) -> Option<u64>;
+
+    /// Makes a folder in a folder that is there.
+    ///
+    /// # Errors
+    /// When it is there already, or cannot be made.
+    fn make_folder(&self, path: &Path) -> Result<()>;
+
+    /// Makes a new, empty file, with the permissions `mode` or else those that the user's mask leaves of 0666.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] when something has that name; when it cannot be made.
+    fn create(&self, path: &Path, mode: Option<u32>) -> Result<Box<dyn NewFile>>;
+
+    /// Gives a file another name in the same folder, in one step: whoever opens the new name finds the old file or the new
+    /// one, whole. What has the new name is replaced; a link is replaced itself.
+    ///
+    /// # Errors
+    /// When it cannot be renamed; nothing has changed then.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Makes the names of a folder durable: every file made, renamed and removed in it so far.
+    ///
+    /// # Errors
+    /// When the storage does not confirm it.
+    fn sync_folder(&self, folder: &Path) -> Result<()>;
+
+    /// Removes a file or a link, or an empty folder.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    fn remove(&self, path: &Path) -> Result<()>;
+}
+
+/// A file in the making.
+pub trait NewFile: Send {
+    /// Adds bytes at its end. They may stay in memory until [`NewFile::sync`].
+    ///
+    /// # Errors
+    /// When they cannot be written: the disk is full.
+    fn append(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Makes every byte durable, and asks the file system whether the file has as many as were added.
+    ///
+    /// # Errors
+    /// When the storage does not confirm it, or the length is another one.
+    fn sync(self: Box<Self>) -> Result<()>;
+}
+
+/// The beginning and the end of temporary names.
+const TEMPORARY: (&str, &str) = (".vramp-", ".tmp");
+
+/// The temporary name number `count` of this process, in `folder`. Names of processes elsewhere may be the same: whoever
+/// meets one that exists takes the next.
+pub fn temporary(folder: &Path, count: u64) -> PathBuf {
+    let (begin, end) = TEMPORARY;
+    folder.join(format!("{begin}{}-{count}{end}", std::process::id()))
+}
+
+/// Whether a name is one that [`temporary`] gives. A file of that name that nobody writes any more is left from a process
+/// that was killed, and can be removed.
+pub fn is_temporary(name: &str) -> bool {
+    let (begin, end) = TEMPORARY;
+    let middle = name.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    middle.and_then(|middle| middle.split_once('-')).is_some_and(|(pid, count)| is_number(pid) && is_number(count))
+}
+
+/// The folder that a path lies in.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The local file systems.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FileStore;
+
+impl Store for FileStore {
+    fn examine(&self, path: &Path) -> Result<Option<Found>> {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) => Ok(Some(found(&metadata))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("examine", path, e)),
+        }
+    }
+
+    fn is_folder(&self, path: &Path) -> Result<bool> {
+        match std::fs::metadata(path) {
+            Ok(metadata) => Ok(metadata.is_dir()),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+            Err(e) => Err(Error::io("examine", path, e)),
+        }
+    }
+
+    fn list(&self, folder: &Path) -> Result<Vec<String>> {
+        let cannot = |e| Error::io("list", folder, e);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(cannot)? {
+            names.extend(entry.map_err(cannot)?.file_name().into_string().ok());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>> {
+        let cannot = |e| Error::io("read", path, e);
+        let found = std::fs::metadata(path).map_err(cannot)?.len();
+        if found > limit {
+            let what = format!("the length in bytes of {}", path.display());
+            return Err(Error::Limit { what, limit, found, hint: None });
+        }
+        std::fs::read(path).map_err(cannot)
+    }
+
+    fn free_bytes(&self, folder: &Path) -> Option<u64> {
+        os::free_disk_bytes(folder).ok()
+    }
+
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        DirBuilder::new().create(path).map_err(|e| refused("make", path, e))
+    }
+
+    fn create(&self, path: &Path, mode: Option<u32>) -> Result<Box<dyn NewFile>> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(path);
+        let file = file.map_err(|e| refused("create", path, e))?;
+        if let Some(mode) = mode {
+            file.set_permissions(Permissions::from_mode(mode)).map_err(|e| Error::io("set the mode of", path, e))?;
+        }
+        Ok(Box::new(Growing::new(file, path)))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).map_err(|e| Error::io("put the new file in place of", to, e))
+    }
+
+    fn sync_folder(&self, folder: &Path) -> Result<()> {
+        let synced = File::open(folder).and_then(|opened| opened.sync_all());
+        match synced {
+            // Some network file systems have no such question: their names are durable when the call returns.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOTSUP)) => Ok(()),
+            synced => synced.map_err(|e| Error::io("sync", folder, e)),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        let is_folder = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
+        let removed = if is_folder { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
+        removed.map_err(|e| Error::io("remove", path, e))
+    }
+}
+
+fn found(metadata: &std::fs::Metadata) -> Found {
+    let kind = match metadata.file_type() {
+        kind if kind.is_file() => Kind::File,
+        kind if kind.is_dir() => Kind::Folder,
+        kind if kind.is_symlink() => Kind::Link,
+        _ => Kind::Other,
+    };
+    Found { kind, bytes: metadata.len(), mode: metadata.mode() & 0o7777 }
+}
+
+fn refused(op: &'static str, path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Error::Exists { path: path.to_owned(), what: "it is there already".to_owned(), hint: None }
+        }
+        _ => Error::io(op, path, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{CrashStore, store_conformance};
+
+    #[test]
+    fn local_files_and_the_double_keep_the_same_promises() {
+        let folder = tempfile::tempdir().unwrap();
+        store_conformance(&FileStore, folder.path());
+        let store = CrashStore::new();
+        store.make_folder(Path::new("/f")).unwrap();
+        store_conformance(&store, Path::new("/f"));
+    }
+
+    #[test]
+    fn a_new_file_has_the_mode_that_the_mask_leaves_or_the_one_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |name: &str| FileStore.examine(&folder.path().join(name)).unwrap().unwrap().mode;
+        std::fs::write(folder.path().join("plain"), b"").unwrap();
+        FileStore.create(&folder.path().join("new"), None).unwrap().sync().unwrap();
+        assert_eq!(mode("new"), mode("plain"), "what any program's new file gets");
+        FileStore.create(&folder.path().join("asked"), Some(0o751)).unwrap().sync().unwrap();
+        assert_eq!(mode("asked"), 0o751);
+    }
+
+    #[test]
+    fn a_link_is_replaced_and_what_it_leads_to_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("target"), b"old").unwrap();
+        std::os::unix::fs::symlink(path("target"), path("link")).unwrap();
+        assert_eq!(FileStore.examine(&path("link")).unwrap().unwrap().kind, Kind::Link);
+        FileStore.create(&path("new"), None).unwrap().sync().unwrap();
+        FileStore.rename(&path("new"), &path("link")).unwrap();
+        assert_eq!(FileStore.examine(&path("link")).unwrap().unwrap().kind, Kind::File);
+        assert_eq!(std::fs::read(path("target")).unwrap(), b"old");
+    }
+
+    #[test]
+    fn temporary_names_are_told_from_others() {
+        let name = temporary(Path::new("/a"), 3).file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(is_temporary(&name), "{name}");
+        for other in ["model.safetensors", ".vramp-x.tmp", ".vramp-1-.tmp", "a.tmp", ".vramp-1-2", "vramp-1-2.tmp"] {
+            assert!(!is_temporary(other), "{other}");
+        }
+    }
+}
