@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
-use super::{Checkpoint, hub, merge, nearest, shard};
+use super::torch::bytes::{self, Window};
+use super::{Checkpoint, hub, merge, nearest, shard, torch};
 use crate::error::{Error, Result};
 use crate::fault::{Listed, counted, quoted};
 
@@ -27,11 +28,22 @@ pub struct OpenOptions {
     pub variant: Option<String>,
     /// The Hugging Face cache (`…/huggingface/hub`), to find `org/name` in; without it such names are not found.
     pub hub_cache: Option<PathBuf>,
+    /// Only what lies below this key of a PyTorch file's object, named from there on: `state_dict`, or `ema.model`.
+    pub key: Option<String>,
+    /// Whether unknown objects of a PyTorch file are passed over, unread, instead of refusing the file. What is known to run
+    /// code is refused even then.
+    pub skip_unknown: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { max_header_bytes: MAX_HEADER_BYTES, variant: None, hub_cache: None }
+        OpenOptions {
+            max_header_bytes: MAX_HEADER_BYTES,
+            variant: None,
+            hub_cache: None,
+            key: None,
+            skip_unknown: false,
+        }
     }
 }
 
@@ -67,8 +79,29 @@ fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
+/// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    let (file, metadata) = shard::open_regular(path)?;
+    let window = Window { file: &file, start: 0, len: metadata.len() };
+    let cannot = |error| Error::io("read", path, error);
+    let beginning = bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).map_err(cannot)?;
+    if let Some(kind) = torch::recognise(&beginning, metadata.len()) {
+        return torch::open(path, &file, &metadata, kind, options);
+    }
+    // Under its own name a safetensors file is what everyone takes it for; under another, a second archive may be in it.
+    let named = path.extension().is_some_and(|extension| extension == "safetensors");
+    if !named && torch::hides_archive(&window).map_err(cannot)? {
+        return Err(Error::malformed(path, torch::hidden_archive()));
+    }
+    demand_no_key(path, options)?;
     Ok(merge::one(path, shard::read_head(path, options.max_header_bytes)?))
+}
+
+/// A key chooses within an object, and safetensors has none.
+pub(super) fn demand_no_key(path: &Path, options: &OpenOptions) -> Result<()> {
+    let Some(key) = &options.key else { return Ok(()) };
+    let what = format!("{}: a safetensors file has no keys, so there is no {key:?}", path.display());
+    Err(Error::Request { what, hint: Some("choose tensors by their names, with --include".into()) })
 }
 
 // ---- names

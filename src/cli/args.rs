@@ -176,6 +176,16 @@ pub(crate) struct OpenHow {
     /// Refuse a header that is larger than this.
     #[arg(long, value_name = "BYTES", default_value = "100MB", value_parser = values::bytes)]
     pub(crate) max_header_bytes: u64,
+    /// Only what lies below this key of a PyTorch file's object: state_dict, or ema.model.
+    ///
+    /// Keys are joined with dots; names go on from there.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) key: Option<String>,
+    /// Pass over unknown objects of a PyTorch file, unread, and list them.
+    ///
+    /// Without it they are refused by name. Nothing is executed either way, and what is known to run code is refused even then.
+    #[arg(long)]
+    pub(crate) skip_unknown: bool,
 }
 
 /// Which tensors, and which parts of them.

@@ -1,0 +1,96 @@
+//! Bytes by position, from a file or from memory: what the readers of archives are given.
+//!
+//! A window is a part of a file, so that an archive within a file is read like one of its own. Reads are bounded by the window.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+
+/// Bytes that are read by position.
+pub trait Bytes {
+    /// Number of bytes.
+    fn len(&self) -> u64;
+
+    /// Whether there is none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `target` from `offset` on.
+    ///
+    /// # Errors
+    /// When they are not there, or cannot be read.
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()>;
+}
+
+impl Bytes for [u8] {
+    fn len(&self) -> u64 {
+        <[u8]>::len(self) as u64
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
+        let found = start.and_then(|start| self.get(start..start.checked_add(target.len())?));
+        target.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// A part of an open file.
+#[derive(Debug, Clone, Copy)]
+pub struct Window<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// First byte.
+    pub start: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+impl Bytes for Window<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(target.len() as u64);
+        if end.is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.file.read_exact_at(target, self.start.saturating_add(offset))
+    }
+}
+
+/// The bytes of a range as a stream.
+pub(crate) struct Stream<'a> {
+    pub(crate) bytes: &'a dyn Bytes,
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let len = left.min(target.len());
+        let target = target.get_mut(..len).unwrap_or_default();
+        self.bytes.read(self.at, target)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+/// `len` bytes from `offset` on. The caller has compared `len` with what is there.
+pub(crate) fn read_vec(bytes: &dyn Bytes, offset: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut out = zeroed(len)?;
+    bytes.read(offset, &mut out)?;
+    Ok(out)
+}
+
+/// Memory for `len` bytes, or an error.
+pub(crate) fn zeroed(len: u64) -> io::Result<Vec<u8>> {
+    let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
