@@ -17,7 +17,7 @@ use super::values;
 const EXIT_CODES: &str = "\
 Exit status:
   0    done
-  1    a check says no (verify, load --spec)
+  1    a check says no (verify, load --spec, audit)
   2    wrong usage
   3    input refused: malformed, unsafe or not supported
   4    I/O: not found, no permission, disk full
@@ -68,6 +68,21 @@ Examples:
 JSON: {ok, missing, unexpected, shape_mismatch, dtype_mismatch, ties, suggestion}.
 Exit status 0: it matches, 1: it does not.";
 
+const AUDIT_EXAMPLES: &str = "\
+Files are recognised by their content, whatever they are called. Nothing of them is executed. Of a folder
+every file is looked at that could hold weights or code.
+
+Examples:
+  vramp audit pytorch_model.bin
+  vramp audit ./downloads --fail-on notice
+  vramp audit model.pt --format sarif > findings.sarif
+
+JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count}], findings: [{rule,
+severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype:
+{tensors, bytes}}, files}. verdict: clean and notice (contains only allow-listed constructs), malformed,
+suspicious, dangerous. `position` counts bytes within the pickle.
+Exit status 0: clean or notice, 1: suspicious or dangerous, 3: malformed.";
+
 const ESTIMATE_EXAMPLES: &str = "\
 Examples:
   vramp estimate --parameters 70B --dtype f16 --bandwidth 12GB/s
@@ -117,6 +132,9 @@ pub(crate) enum Command {
     /// Check a checkpoint against what a model demands: names, types, shapes.
     #[command(after_long_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
+    /// Say what a program that unpickles a file would run, without running it.
+    #[command(after_long_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
     /// Make a checkpoint, load it cold and warm, and compare with what this machine can do.
     #[command(after_long_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -145,6 +163,7 @@ impl Command {
             Command::Load(args) => args.json,
             Command::Estimate(args) => args.json,
             Command::Verify(args) => args.json,
+            Command::Audit(args) => args.json,
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
         }
@@ -156,6 +175,7 @@ impl Command {
             Command::Inspect(args) => Some(&args.path),
             Command::Load(args) => Some(&args.path),
             Command::Verify(args) => Some(&args.path),
+            Command::Audit(args) => Some(&args.path),
             Command::Estimate(args) => args.path.as_deref(),
             Command::Demo(args) => args.dir.as_deref(),
             Command::Man { dir } => dir.as_deref(),
@@ -360,6 +380,42 @@ pub(crate) enum ProgressArg {
     Auto,
     /// Not at all.
     Never,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuditFormat {
+    /// For people.
+    Text,
+    /// For programs; the same as --json.
+    Json,
+    /// SARIF 2.1.0, for services that show findings.
+    Sarif,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailOn {
+    /// Anything worth knowing.
+    Notice,
+    /// What no honest writer of weights makes.
+    Suspicious,
+    /// What is known to run code.
+    Dangerous,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    /// A file, or a folder of files.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// How to print what was found.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: AuditFormat,
+    /// From which finding on the exit status is 1; a malformed file is 3 whatever is said here.
+    #[arg(long, value_name = "SEVERITY", default_value = "suspicious")]
+    pub(crate) fail_on: FailOn,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

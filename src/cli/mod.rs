@@ -4,6 +4,7 @@
 //! what it did or a [`Failure`]; this file turns that into the exit status.
 
 mod args;
+mod audit;
 mod demo;
 mod digests;
 mod documents;
@@ -72,6 +73,7 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
         Command::Estimate(args) => estimate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output, &Interrupt::install(output)),
         Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
+        Command::Audit(args) => audit::run(args, output, &Interrupt::install(output)),
         Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
         Command::Demo(args) => demo::run(args, output, &Interrupt::install(output)),
     }

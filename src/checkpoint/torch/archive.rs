@@ -21,7 +21,7 @@ const SMALL_BYTES: u64 = 64;
 
 /// An archive and what its members are.
 pub(crate) struct Archive<'a> {
-    bytes: &'a dyn Bytes,
+    pub(crate) bytes: &'a dyn Bytes,
     /// Where the archive begins in its file.
     start: u64,
     pub(crate) directory: Directory,
@@ -36,7 +36,13 @@ impl<'a> Archive<'a> {
     /// Reads the directory and the small members. `start` is where `bytes` begin in their file.
     pub(crate) fn open(bytes: &'a dyn Bytes, start: u64) -> io::Result<Archive<'a>> {
         let directory = zip::read(bytes)?;
-        let by_name = directory.entries.iter().enumerate().map(|(at, entry)| (entry.name.clone(), at)).collect();
+        let mut by_name: HashMap<String, usize> = HashMap::with_capacity(directory.entries.len());
+        for (at, entry) in directory.entries.iter().enumerate() {
+            // Where a name stands twice without a byte in one of them, the other one counts.
+            if entry.len > 0 || !by_name.contains_key(&entry.name) {
+                by_name.insert(entry.name.clone(), at);
+            }
+        }
         let first = directory.entries.first().map_or("", |entry| entry.name.as_str());
         let root = first.split_once('/').map_or(String::new(), |(root, _)| root.to_owned());
         let mut archive = Archive { bytes, start, directory, by_name, root, big_endian: false, script: false };

@@ -2,16 +2,17 @@
 //!
 //! A file is recognised by its content. `zip` and `legacy` find the members, `pickled` runs the pickles (as data), `objects` says
 //! what they mean, `assemble` where each tensor's bytes lie. A load refuses for the first kind of finding that blocks, all of its
-//! kind named. No other file is ever opened than the one it was given.
+//! kind named; [`audit`] lists all of them. No other file is ever opened than the one it was given.
 
-pub(crate) mod archive;
+mod archive;
 mod assemble;
+pub mod audit;
 pub mod bytes;
 mod kinds;
-pub(crate) mod legacy;
+mod legacy;
 mod members;
 mod objects;
-pub(crate) mod pickled;
+mod pickled;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};

@@ -5,7 +5,7 @@
 //! reader could see; a load refuses for the first. It inflates nothing itself (`members` does) and trusts no length that it has
 //! not compared with the file's.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 
 use super::bytes::{Bytes, read_vec};
@@ -362,7 +362,7 @@ fn check_local(bytes: &dyn Bytes, entry: &mut Entry, local: &[u8]) -> io::Result
 // ---- names, flags, order
 
 fn check_names(out: &mut Directory) {
-    let mut seen = HashSet::new();
+    let mut seen = HashMap::new();
     let mut found = Vec::new();
     for entry in &out.entries {
         let mut add = |finding: Finding| found.push(finding.within(&entry.name));
@@ -371,8 +371,13 @@ fn check_names(out: &mut Directory) {
         }
         // Readers that look names up without regard to case, or stop at a NUL, would take the other one.
         let key = entry.name.split('\0').next().unwrap_or_default().to_ascii_lowercase();
-        if !seen.insert(key) {
-            add(Finding::malformed("duplicate-entry", "the name stands twice in the archive"));
+        match seen.insert(key, entry.len > 0) {
+            // A reader that takes the empty one fails: no two see different data.
+            Some(had_bytes) if !had_bytes || entry.len == 0 => {
+                add(Finding::notice("duplicate-entry", "the name stands twice in the archive, once without a byte"));
+            }
+            Some(_) => add(Finding::malformed("duplicate-entry", "the name stands twice in the archive")),
+            None => {}
         }
         match entry.flags {
             flags if flags & 1 != 0 => add(Finding::suspicious("encrypted-flag", "it says that it is encrypted")),
