@@ -16,6 +16,7 @@ mod made;
 mod merge;
 mod nearest;
 mod open;
+mod parts;
 pub mod pickle;
 mod runs;
 pub mod safetensors;

@@ -91,7 +91,9 @@ pub(crate) struct Passed {
 /// Passes over a member without keeping it. `None` where it cannot be unpacked.
 pub(crate) fn pass(bytes: &dyn Bytes, entry: &Entry) -> io::Result<Option<Passed>> {
     let Some(mut stream) = stream(bytes, entry) else { return Ok(None) };
-    let (mut hasher, mut chunk) = (crc32fast::Hasher::new(), vec![0; CHUNK_BYTES]);
+    // A byte more than there should be, so that too many are seen.
+    let most = usize::try_from(entry.len).map_or(CHUNK_BYTES, |len| len.saturating_add(1).min(CHUNK_BYTES));
+    let (mut hasher, mut chunk) = (crc32fast::Hasher::new(), vec![0; most]);
     let mut passed = Passed { crc: 0, len: 0, all_zero: true };
     while passed.len <= entry.len {
         let count = match stream.read(&mut chunk) {

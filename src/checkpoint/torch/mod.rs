@@ -8,6 +8,7 @@ mod archive;
 mod assemble;
 pub mod audit;
 pub mod bytes;
+pub(crate) mod dcp;
 mod kinds;
 mod legacy;
 mod members;
