@@ -12,5 +12,6 @@ mod kernels;
 mod layers;
 mod load;
 mod plan;
+mod torch;
 mod trace;
 mod view;

@@ -8,6 +8,7 @@ mod device;
 mod direct;
 pub mod hostile;
 mod source;
+pub mod torch;
 
 use std::sync::mpsc;
 use std::thread;

@@ -178,13 +178,13 @@ impl<'a> Archive<'a> {
         let name = format!("data/{}", declared.key);
         let missing = || Finding::malformed("record-missing", format!("no member {name}, which a tensor needs"));
         let entry = self.member(&name).ok_or_else(missing)?;
-        if entry.len != declared.bytes() {
-            let what = format!("{} bytes, but the pickle says {}", entry.len, declared.bytes());
-            return Err(Finding::malformed("storage-size", what).within(&entry.name));
-        }
         if members::is_bomb(entry) {
             let what = format!("{} bytes would become {}", entry.packed, entry.len);
             return Err(Finding::suspicious("ratio-limit", what).within(&entry.name));
+        }
+        if entry.len != declared.bytes() {
+            let what = format!("{} bytes, but the pickle says {}", entry.len, declared.bytes());
+            return Err(Finding::malformed("storage-size", what).within(&entry.name));
         }
         let data = entry.data.ok_or_else(missing)?;
         Ok(Storage {

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::archive::Archive;
 use super::assemble::Assembly;
-use super::bytes::{Bytes, Window, read_vec};
+use super::bytes::{Ahead, Bytes, Window, read_vec};
 use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
@@ -292,7 +292,8 @@ impl Audit {
     // ---- archives
 
     fn zip(&mut self, bytes: &dyn Bytes, nested: usize) -> io::Result<()> {
-        let archive = Archive::open(bytes, 0)?;
+        let ahead = Ahead::new(bytes);
+        let archive = Archive::open(&ahead, 0)?;
         archive.directory.findings.iter().cloned().for_each(|finding| self.add(finding));
         if archive.script {
             self.format = "torchscript";

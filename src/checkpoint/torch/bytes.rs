@@ -2,6 +2,7 @@
 //!
 //! A window is a part of a file, so that an archive within a file is read like one of its own. Reads are bounded by the window.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -58,6 +59,60 @@ impl Bytes for Window<'_> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.file.read_exact_at(target, self.start.saturating_add(offset))
+    }
+}
+
+/// Reads that stand close together in one go: an archive of many small members would else take a system call for each.
+pub(crate) struct Ahead<'a> {
+    bytes: &'a dyn Bytes,
+    kept: RefCell<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    start: u64,
+    bytes: Vec<u8>,
+    /// One past the last byte that was asked for.
+    last: u64,
+}
+
+/// Bytes that are read at a time, and the distance from the last read up to which that is done.
+const AHEAD_BYTES: u64 = 64 << 10;
+const NEAR_BYTES: u64 = 16 << 10;
+
+impl<'a> Ahead<'a> {
+    pub(crate) fn new(bytes: &'a dyn Bytes) -> Ahead<'a> {
+        Ahead { bytes, kept: RefCell::default() }
+    }
+}
+
+impl Bytes for Ahead<'_> {
+    fn len(&self) -> u64 {
+        self.bytes.len()
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let mut kept = self.kept.borrow_mut();
+        let end = offset.saturating_add(target.len() as u64);
+        let near = offset.checked_sub(kept.last).is_some_and(|distance| distance < NEAR_BYTES);
+        kept.last = end;
+        if kept.part(offset, target.len()).is_none() {
+            if !near || target.len() as u64 > NEAR_BYTES {
+                return self.bytes.read(offset, target);
+            }
+            let len = self.bytes.len().saturating_sub(offset).min(AHEAD_BYTES);
+            kept.bytes = read_vec(self.bytes, offset, len)?;
+            kept.start = offset;
+        }
+        target.copy_from_slice(kept.part(offset, target.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+impl Kept {
+    fn part(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
+        self.bytes.get(start..start.checked_add(len)?)
     }
 }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use self::archive::Archive;
 use self::assemble::{Assembled, Assembly};
-use self::bytes::{Bytes, Window};
+use self::bytes::{Ahead, Bytes, Window};
 use self::legacy::Stack;
 use self::objects::{Declared, Objects, blocks};
 use self::pickled::Pickled;
@@ -127,7 +127,8 @@ pub(crate) struct Reader<'a> {
 impl Reader<'_> {
     /// The archive that a window of a file is. Its tensors lie in the shard of that number, and the one after it.
     pub(crate) fn zip(&self, window: &Window, start: u64, number: u32, key: Option<&str>) -> Result<Part> {
-        let archive = Archive::open(window, start).map_err(|error| self.io(error))?;
+        let ahead = Ahead::new(window);
+        let archive = Archive::open(&ahead, start).map_err(|error| self.io(error))?;
         if archive.script {
             let what = "a TorchScript archive (torch.jit.save): it holds code beside the weights, and is not read; save the \
                         model's state_dict instead";
