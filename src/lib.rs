@@ -28,6 +28,7 @@
 //! | see what a load would do | [`load::Loader::prepare`], [`plan::LoadPlan`] |
 //! | load again and again with warm threads and buffers | [`load::Loader`] |
 //! | use a tensor before the load is over | [`load::Loader::start`] |
+//! | know what a PyTorch file would run | [`checkpoint::torch::audit`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
 //!

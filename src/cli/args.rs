@@ -253,7 +253,7 @@ pub(crate) struct NameArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Show the names as a tree; numbered parts that are alike are shown once.
@@ -273,7 +273,7 @@ pub(crate) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
@@ -420,7 +420,7 @@ pub(crate) struct AuditArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// What is demanded: a JSON file or another checkpoint.
