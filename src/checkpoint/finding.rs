@@ -40,9 +40,16 @@ pub struct Finding {
     /// The member of the archive, where it is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub member: Option<String>,
-    /// Offset in bytes within the pickle, where it is about a place in one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub position: Option<u64>,
+    /// Where in a pickle it is, where it is about a place in one.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub spot: Option<Box<Spot>>,
+}
+
+/// A place in a pickle, and what stands there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Spot {
+    /// Offset in bytes within the pickle.
+    pub position: u64,
     /// The opcode there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opcode: Option<&'static str>,
@@ -60,18 +67,7 @@ pub struct Finding {
 impl Finding {
     /// A finding about the file as a whole.
     pub fn new(rule: &'static str, severity: Severity, what: impl Into<String>) -> Finding {
-        let what = what.into();
-        Finding {
-            rule,
-            severity,
-            what,
-            member: None,
-            position: None,
-            opcode: None,
-            global: None,
-            arguments: None,
-            reached: None,
-        }
+        Finding { rule, severity, what: what.into(), member: None, spot: None }
     }
 
     /// Something worth knowing.
@@ -94,6 +90,12 @@ impl Finding {
     pub fn within(self, member: &str) -> Finding {
         Finding { member: Some(member.to_owned()), ..self }
     }
+
+    /// The same finding, about a place in a pickle.
+    #[must_use]
+    pub fn at(self, spot: Spot) -> Finding {
+        Finding { spot: Some(Box::new(spot)), ..self }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -102,7 +104,7 @@ impl fmt::Display for Finding {
             write!(f, "{}: ", member.escape_debug())?;
         }
         write!(f, "{} ({}", self.what.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"), self.rule)?;
-        self.position.map_or(Ok(()), |position| write!(f, ", byte {position}"))?;
+        self.spot.as_ref().map_or(Ok(()), |spot| write!(f, ", byte {}", spot.position))?;
         f.write_str(")")
     }
 }

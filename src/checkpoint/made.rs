@@ -419,6 +419,7 @@ fn negate(number: &mut [u8]) {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // small numbers
 mod tests {
     use proptest::prelude::*;
 

@@ -30,7 +30,7 @@ pub mod torch;
 
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor};
-pub use finding::{Finding, Severity};
+pub use finding::{Finding, Severity, Spot};
 pub use made::Recipe;
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};

@@ -148,7 +148,7 @@ fn sarif(audits: &[Audit]) -> Value {
             Severity::Malformed => "warning",
             _ => "error",
         };
-        let region = finding.position.map(|position| json!({"byteOffset": position}));
+        let region = finding.spot.as_ref().map(|spot| json!({"byteOffset": spot.position}));
         json!({
             "ruleId": finding.rule,
             "level": level,
@@ -223,10 +223,11 @@ fn findings(audit: &Audit, out: &mut String) {
         };
         let severity = format!("{:?}", finding.severity).to_lowercase();
         let _ = write!(out, "  {} {}", text::styled(style, severity), text::escape(&finding.to_string()));
-        if let Some(arguments) = &finding.arguments {
+        let spot = finding.spot.as_deref();
+        if let Some(arguments) = spot.and_then(|spot| spot.arguments.as_deref()) {
             let _ = write!(out, ", called with {}", text::escape(arguments));
         }
-        match finding.reached {
+        match spot.and_then(|spot| spot.reached) {
             Some(false) => out.push_str(", made and thrown away\n"),
             _ => out.push('\n'),
         }

@@ -167,7 +167,7 @@ proptest! {
         let Some(root) = ran.result else { return Ok(()) };
         let walk = walk(&ran.arena, root);
         prop_assert!(walk.reaches(root));
-        for id in 0..ran.arena.values.len() as Id {
+        for id in 0..Id::try_from(ran.arena.values.len()).unwrap() {
             let mut next = 0;
             while let Some(child) = ran.arena.child(id, next) {
                 prop_assert!((child as usize) < ran.arena.values.len());

@@ -68,7 +68,7 @@ impl Walker<'_> {
         }
         let expanded = self.expanded.get(root as usize).copied().unwrap_or(0);
         if trouble.is_none() && expanded > MAX_EXPANDED {
-            let what = "values that share parts: written out they would be more than 2^26";
+            let what = "values that share parts: written out they would be more than 67,108,864";
             trouble = Some(self.broken("resource-limit", root, what));
         }
         trouble.map_or(Ok(()), Err)

@@ -89,7 +89,7 @@ fn field(arena: &Arena, object: Id, name: &str) -> Option<Id> {
     arena.member(arena.as_call(object)?.state?, name)
 }
 
-fn class<'a>(arena: &'a Arena, object: Id) -> &'a str {
+fn class(arena: &Arena, object: Id) -> &str {
     let function = arena.as_call(object).map(|call| call.function);
     function.and_then(|function| arena.as_global(function)).map_or("", |(_, name)| name)
 }

@@ -252,7 +252,7 @@ impl Reader<'_> {
 
     fn refused(&self, findings: &[Finding]) -> Error {
         let unknown = findings.iter().any(|finding| finding.rule == "global-not-allowed");
-        let code = findings.iter().any(|finding| finding.global.is_some());
+        let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
         let list = findings.iter().map(Finding::to_string).collect();
         let advice = match (unknown, code) {
             (true, _) => {

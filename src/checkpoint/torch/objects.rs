@@ -13,6 +13,10 @@ use crate::checkpoint::pickle::{Arena, Danger, Id, Value, globals};
 const MAX_RANK: usize = 64;
 /// Wrappers around one tensor that are looked through.
 const MAX_WRAPPERS: usize = 8;
+/// Steps of paths that are followed, shared parts counted each time.
+const MAX_PATHS: usize = 4 << 20;
+/// Findings that are kept.
+const MOST_FINDINGS: usize = 1000;
 
 /// A storage as the pickle declares it.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,6 +115,9 @@ impl<'a> Objects<'a> {
         for at in 0..self.arena.values.len() {
             let id = Id::try_from(at).unwrap_or(Id::MAX);
             let Value::Persistent(inner) = self.arena.get(id) else { continue };
+            if self.findings.len() >= MOST_FINDINGS {
+                return;
+            }
             match self.declared(inner) {
                 Ok(storage) => {
                     let first = by_key.entry(storage.key.clone()).or_insert_with(|| storage.clone());
@@ -366,6 +373,13 @@ impl<'a> Objects<'a> {
     pub(crate) fn gather(&mut self, root: Id) {
         let mut open = vec![(root, 0u32)];
         while let Some((id, path)) = open.pop() {
+            if self.paths.len() > MAX_PATHS {
+                let what = format!("more than {MAX_PATHS} paths through its object");
+                return self.findings.push(Finding::suspicious("resource-limit", what));
+            }
+            if self.findings.len() >= MOST_FINDINGS {
+                return;
+            }
             match self.meaning(id, 0) {
                 Ok(Meaning::Container) => self.enter(id, path, &mut open),
                 Ok(Meaning::Dense(dense)) => {

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use crate::checkpoint::finding::{Finding, Severity};
-use crate::checkpoint::pickle::{self, Broken, Danger, Id, Ran, Walk, globals};
+use crate::checkpoint::finding::{Finding, Severity, Spot};
+use crate::checkpoint::pickle::{self, Broken, Danger, Global, Id, Ran, Walk, globals};
 
 /// Findings of one pickle that are kept.
 const MOST_FINDINGS: usize = 1000;
@@ -68,40 +68,43 @@ impl Pickled {
         }
     }
 
+    /// Lists every name that was pushed, and what is to be said of it.
     fn grade(&mut self, member: Option<&str>) {
+        let (mut globals, mut findings) = (Vec::new(), Vec::new());
+        for (names, seen) in self.seen() {
+            let global = seen.named(names, member);
+            if findings.len() < MOST_FINDINGS
+                && let Some(finding) = of_global(&global)
+            {
+                findings.push(finding.at(Spot {
+                    position: global.position,
+                    opcode: Some(seen.first.opcode),
+                    global: Some(format!("{}.{}", global.module, global.name)),
+                    arguments: seen.arguments.map(|arguments| self.ran.arena.preview(arguments)),
+                    reached: Some(seen.reached),
+                }));
+            }
+            globals.push(global);
+        }
+        (self.globals, self.findings) = (globals, findings);
+    }
+
+    /// Every name with where it was seen.
+    fn seen(&self) -> BTreeMap<(&str, &str), Seen> {
         let arena = &self.ran.arena;
         let mut calls: HashMap<Id, Id> = HashMap::new();
         for call in &arena.calls {
             calls.entry(call.function).or_insert(call.arguments);
         }
-        let mut named: BTreeMap<(&str, &str), (NamedGlobal, Id, Option<Id>, bool)> = BTreeMap::new();
+        let mut named: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
         for global in &arena.globals {
-            let names = arena.names(global);
-            let (call, reached) = (calls.get(&global.id).copied(), self.walk.reaches(global.id));
-            let known = named.entry(names).or_insert_with(|| {
-                let (module, name) = (names.0.to_owned(), names.1.to_owned());
-                let (danger, position) = (globals::danger(names.0, names.1), u64::from(global.offset));
-                let member = member.map(str::to_owned);
-                (NamedGlobal { module, name, danger, position, count: 0, member }, global.id, call, reached)
-            });
-            known.0.count += 1;
-            known.2 = known.2.or(call);
-            known.3 |= reached;
+            let new = || Seen { first: *global, count: 0, arguments: None, reached: false };
+            let seen = named.entry(arena.names(global)).or_insert_with(new);
+            seen.count += 1;
+            seen.arguments = seen.arguments.or(calls.get(&global.id).copied());
+            seen.reached |= self.walk.reaches(global.id);
         }
-        for (global, id, call, reached) in named.into_values() {
-            let finding = of_global(&global).filter(|_| self.findings.len() < MOST_FINDINGS);
-            let opcode = arena.globals.iter().find(|known| known.id == id).map(|known| known.opcode);
-            let arguments = call.map(|arguments| arena.preview(arguments));
-            self.findings.extend(finding.map(|finding| Finding {
-                position: Some(global.position),
-                opcode,
-                global: Some(format!("{}.{}", global.module, global.name)),
-                arguments,
-                reached: Some(reached),
-                ..finding
-            }));
-            self.globals.push(global);
-        }
+        named
     }
 
     /// Calls of allowed names whose arguments would nonetheless do something, and calls of what a call made.
@@ -115,13 +118,13 @@ impl Pickled {
                 None => "the result of a call is called",
             };
             let finding = Finding::suspicious("argument-denied", what);
-            found.push(Finding {
-                position: Some(call.offset.into()),
+            found.push(finding.at(Spot {
+                position: call.offset.into(),
                 opcode: Some(call.opcode),
+                global: None,
                 arguments: Some(arena.preview(call.arguments)),
                 reached: Some(self.walk.reaches(call.id)),
-                ..finding
-            });
+            }));
             if found.len() >= MOST_FINDINGS {
                 break;
             }
@@ -133,6 +136,23 @@ impl Pickled {
         let arena = &self.ran.arena;
         let Some([text, encoding]) = arena.as_tuple(arguments) else { return false };
         arena.as_text(*text).is_some() && matches!(arena.as_text(*encoding), Some("latin1" | "latin-1"))
+    }
+}
+
+/// Where a name was seen.
+struct Seen {
+    first: Global,
+    count: u64,
+    /// Those of a call of it.
+    arguments: Option<Id>,
+    reached: bool,
+}
+
+impl Seen {
+    fn named(&self, (module, name): (&str, &str), member: Option<&str>) -> NamedGlobal {
+        let danger = globals::danger(module, name);
+        let (module, name, member) = (module.to_owned(), name.to_owned(), member.map(str::to_owned));
+        NamedGlobal { module, name, danger, position: self.first.offset.into(), count: self.count, member }
     }
 }
 
@@ -160,6 +180,6 @@ fn of_broken(broken: &Broken, start: u64) -> Finding {
         false if notice => Severity::Notice,
         false => Severity::Malformed,
     };
-    let position = Some(broken.offset.saturating_sub(start));
-    Finding { position, ..Finding::new(broken.rule, severity, broken.what.clone()) }
+    let position = broken.offset.saturating_sub(start);
+    Finding::new(broken.rule, severity, broken.what.clone()).at(Spot { position, ..Spot::default() })
 }
