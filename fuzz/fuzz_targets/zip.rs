@@ -2,10 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use vramp::checkpoint::torch::bytes::Memory;
 use vramp::checkpoint::torch::zip;
 
 fuzz_target!(|bytes: &[u8]| {
-    let directory = zip::read(bytes).expect("memory does not fail");
+    let directory = zip::read(&Memory(bytes)).expect("memory does not fail");
     if directory.findings.iter().any(|finding| finding.severity.blocks()) {
         return;
     }

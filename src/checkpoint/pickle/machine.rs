@@ -158,11 +158,8 @@ impl<'a> Machine<'a> {
     }
 
     fn pop(&mut self) -> Read<Id> {
-        let underflow = self.input.broken("stack-underflow", "an opcode takes a value that is not there");
-        if self.stack.len() <= self.floor() {
-            return Err(underflow);
-        }
-        self.stack.pop().ok_or(underflow)
+        let popped = if self.stack.len() > self.floor() { self.stack.pop() } else { None };
+        popped.ok_or_else(|| self.input.broken("stack-underflow", "an opcode takes a value that is not there"))
     }
 
     fn top(&self) -> Read<Id> {

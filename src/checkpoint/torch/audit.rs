@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::archive::Archive;
 use super::assemble::Assembly;
-use super::bytes::{Ahead, Bytes, Window, read_vec};
+use super::bytes::{Ahead, Bytes, Memory, Window, read_vec};
 use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
@@ -110,7 +110,7 @@ pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
 /// None but those of the memory.
 pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
     let mut audit = Audit::new(Path::new("bytes"));
-    audit.look(&Part { whole: bytes, start: 0, len: bytes.len() as u64 })?;
+    audit.look(&Memory(bytes))?;
     Ok(audit.judged())
 }
 

@@ -24,14 +24,18 @@ pub trait Bytes {
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()>;
 }
 
-impl Bytes for [u8] {
+/// Bytes in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory<'a>(pub &'a [u8]);
+
+impl Bytes for Memory<'_> {
     fn len(&self) -> u64 {
-        <[u8]>::len(self) as u64
+        self.0.len() as u64
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         let start = usize::try_from(offset).ok();
-        let found = start.and_then(|start| self.get(start..start.checked_add(target.len())?));
+        let found = start.and_then(|start| self.0.get(start..start.checked_add(target.len())?));
         target.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
@@ -148,4 +152,30 @@ pub(crate) fn zeroed(len: u64) -> io::Result<Vec<u8>> {
     bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    #[test]
+    fn reading_ahead_changes_no_byte_and_no_error() {
+        let mut random = Random::new(7);
+        let all = random.bytes(300_000);
+        let whole = Memory(&all);
+        let ahead = Ahead::new(&whole);
+        let mut at = 0;
+        for _ in 0..2000 {
+            at = if random.below(4) == 0 { random.below(all.len() + 10) } else { at + random.below(300) };
+            let most = if random.below(10) == 0 { 40_000 } else { 60 };
+            let len = random.below(most);
+            let mut target = vec![0; len];
+            match (ahead.read(at as u64, &mut target), all.get(at..at + len)) {
+                (Ok(()), Some(expected)) => assert_eq!(target, expected),
+                (Err(_), None) => at = 0,
+                (found, expected) => panic!("{found:?} {} at {at} + {len}", expected.is_some()),
+            }
+        }
+    }
 }

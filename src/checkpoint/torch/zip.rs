@@ -101,44 +101,14 @@ fn find_end(bytes: &dyn Bytes, out: &mut Directory) -> io::Result<Option<End>> {
     let tail_len = bytes.len().min(EOCD_BYTES + MAX_COMMENT);
     let tail_at = bytes.len() - tail_len;
     let tail = read_vec(bytes, tail_at, tail_len)?;
-    let ends = |at: &usize| {
-        let comment = tail.get(at + 20..at + 22).map(|len| u64::from(le16(len)));
-        comment.is_some_and(|comment| *at as u64 + EOCD_BYTES + comment == tail_len)
-    };
-    let found = positions(&tail, EOCD);
-    let fitting: Vec<usize> = found.iter().copied().filter(ends).collect();
-    let at = match (fitting.as_slice(), found.last()) {
-        ([], None) => {
-            let what = "no end of central directory: the archive is truncated, an incomplete download or copy";
-            out.findings.push(Finding::malformed("no-eocd", what));
-            return Ok(None);
-        }
-        ([], Some(&at)) if at as u64 + EOCD_BYTES > tail_len => {
-            out.findings.push(Finding::malformed("no-eocd", "the end of central directory is cut off: truncated"));
-            return Ok(None);
-        }
-        ([], Some(&at)) => {
-            let end = tail_at + at as u64 + EOCD_BYTES;
-            let more = bytes.len() - end.min(bytes.len());
-            let what = format!("{more} bytes follow the archive's end: something was appended");
-            out.findings.push(Finding::suspicious("trailing-data", what));
-            out.strays.push((end, bytes.len()));
-            at
-        }
-        ([at], _) => *at,
-        ([first, ..], _) => {
-            let what = "several end records fit: readers see different archives in this file";
-            out.findings.push(Finding::suspicious("ambiguous-eocd", what));
-            for at in &fitting {
-                out.strays.push((tail_at + *at as u64 + EOCD_BYTES, bytes.len()));
-            }
-            *first
-        }
-    };
-    let record = tail.get(at..at + 22).unwrap_or_default();
+    let Some(at) = choose_end(&tail, tail_at, out) else { return Ok(None) };
+    let record = tail.get(at..).unwrap_or_default();
     if le16(&record[20..]) > 0 {
         out.findings.push(Finding::notice("zip-comment", "the archive has a comment"));
         out.strays.push((tail_at + at as u64 + EOCD_BYTES, bytes.len()));
+    }
+    if le16(&record[4..]) != 0 || le16(&record[6..]) != 0 {
+        out.findings.push(Finding::malformed("eocd-mismatch", "an archive cut over several disks"));
     }
     let short = End {
         count: le16(&record[10..]).into(),
@@ -146,10 +116,40 @@ fn find_end(bytes: &dyn Bytes, out: &mut Directory) -> io::Result<Option<End>> {
         offset: le32(&record[16..]).into(),
         stop: tail_at + at as u64,
     };
-    if le16(&record[4..]) != 0 || le16(&record[6..]) != 0 {
-        out.findings.push(Finding::malformed("eocd-mismatch", "an archive cut over several disks"));
-    }
     with_zip64(bytes, short, out).map(Some)
+}
+
+/// Which end record of the file's tail is looked at further. One whole record, whose comment ends where the file ends, is as it
+/// should be.
+fn choose_end(tail: &[u8], tail_at: u64, out: &mut Directory) -> Option<usize> {
+    let len = tail.len() as u64;
+    let found: Vec<usize> = positions(tail, EOCD);
+    let whole: Vec<usize> = found.iter().copied().filter(|at| *at as u64 + EOCD_BYTES <= len).collect();
+    let ends = |at: &&usize| {
+        let comment = tail.get(**at + 20..).map_or(0, le16);
+        **at as u64 + EOCD_BYTES + u64::from(comment) == len
+    };
+    let fitting: Vec<usize> = whole.iter().filter(ends).copied().collect();
+    let end_of = |at: usize| tail_at + at as u64 + EOCD_BYTES;
+    match (fitting.as_slice(), whole.last()) {
+        ([at], _) => return Some(*at),
+        ([first, ..], _) => {
+            let what = "several end records fit: readers see different archives in this file";
+            out.findings.push(Finding::suspicious("ambiguous-eocd", what));
+            out.strays.extend(fitting.iter().map(|at| (end_of(*at), tail_at + len)));
+            return Some(*first);
+        }
+        ([], Some(&at)) => {
+            let what = format!("{} bytes follow the archive's end: something was appended", tail_at + len - end_of(at));
+            out.findings.push(Finding::suspicious("trailing-data", what));
+            out.strays.push((end_of(at), tail_at + len));
+            return Some(at);
+        }
+        ([], None) => {}
+    }
+    let what = "no end of central directory: the archive is truncated, an incomplete download or copy";
+    out.findings.push(Finding::malformed("no-eocd", what));
+    None
 }
 
 /// The end record, or the longer one that stands before it; both must say the same.
