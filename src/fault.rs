@@ -143,6 +143,14 @@ pub enum Fault {
         /// The other files.
         others: Listed,
     },
+    /// A file that could hold code, and things in it that are not accepted.
+    #[error("refused: {list}{advice}")]
+    Refused {
+        /// What is not accepted.
+        list: Listed,
+        /// What to do, from `; ` on.
+        advice: String,
+    },
     /// Anything else.
     #[error("{0}")]
     Other(String),

@@ -30,6 +30,7 @@
 //! | use a tensor before the load is over | [`load::Loader::start`] |
 //! | write tensors as safetensors, atomically | [`save::save`], [`save::Saving`] |
 //! | write a checkpoint anew: resharded, cast, renamed | [`save::convert`] |
+//! | know what a PyTorch file would run | [`checkpoint::torch::audit`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
 //! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench) |

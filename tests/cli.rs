@@ -100,7 +100,8 @@ fn assert_golden(name: &str, found: &str) {
 
 #[test]
 fn help_is_what_it_was() {
-    for command in ["", "inspect", "load", "estimate", "bench", "verify", "convert", "demo", "completions", "man"] {
+    let commands = ["inspect", "load", "estimate", "bench", "verify", "convert", "audit", "demo", "completions", "man"];
+    for command in [""].into_iter().chain(commands) {
         for (option, kind) in [("-h", "short"), ("--help", "long")] {
             let args: Vec<&str> = [command, option].into_iter().filter(|arg| !arg.is_empty()).collect();
             let said = vramp(&args);
@@ -129,6 +130,56 @@ fn version_completions_and_manual_pages() {
     for name in named {
         assert!(folder.path().join(format!("vramp-{name}.1")).is_file(), "{name} in {page}");
     }
+}
+
+// ---- audit
+
+#[test]
+fn an_audit_names_what_would_run_and_its_exit_status_says_how_bad_it_is() {
+    use vramp::testing::torch::{Pickle, TensorOver, archive, state_dict};
+    let folder = folder();
+    let storage =
+        TensorOver { key: "0", storage: "FloatStorage", count: 1, offset: 0, shape: &[1], stride: &[1], bits: &[] };
+    let good = archive(&state_dict(&[("a", storage)]), &[("0", &[0, 0, 128, 63])]);
+    let evil = Pickle::new().global("os", "getenv").text("SECRET").raw(b"\x85R0N.").bytes();
+    let put = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (good, evil, cut) = (put("good.pt", &good), put("evil.bin", &archive(&evil, &[])), put("cut.pt", &good[..200]));
+    put("readme.txt", b"not weights");
+    let whole = folder.path().to_str().unwrap();
+    for (args, code) in [
+        (&["audit", &good][..], 0),
+        (&["audit", &evil], 1),
+        (&["audit", &evil, "--fail-on", "dangerous"], 1),
+        (&["audit", &cut], 3),
+        (&["audit", whole], 1),
+        (&["audit", "nowhere.pt"], 4),
+    ] {
+        let said = vramp(args);
+        assert_eq!(said.code, Some(code), "{args:?}: {}{}", said.out, said.err);
+        assert!(!said.out.to_lowercase().contains("safe "), "{}", said.out);
+    }
+    assert!(vramp(&["audit", &good]).out.contains("contains only allow-listed constructs"));
+    let text = vramp(&["audit", &evil]).out;
+    assert!(
+        text.contains("os.getenv") && text.contains("made and thrown away") && text.contains("\"SECRET\""),
+        "{text}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&vramp(&["audit", &evil, "--json"]).out).unwrap();
+    assert_eq!((&json["verdict"], &json["format"]), (&"dangerous".into(), &"torch-zip".into()));
+    assert_eq!((&json["globals"][0]["module"], &json["globals"][0]["position"]), (&"os".into(), &2.into()));
+    let finding = &json["findings"][0];
+    assert_eq!(
+        (&finding["rule"], &finding["reached"], &finding["opcode"]),
+        (&"global-denied".into(), &false.into(), &"GLOBAL".into())
+    );
+    assert!(finding["place"].as_str().unwrap().ends_with("evil.bin!archive/data.pkl"), "{finding}");
+    let sarif: serde_json::Value = serde_json::from_str(&vramp(&["audit", whole, "--format", "sarif"]).out).unwrap();
+    let results = sarif["runs"][0]["results"].as_array().unwrap();
+    assert!(results.iter().any(|result| result["ruleId"] == "global-denied" && result["level"] == "error"), "{sarif}");
 }
 
 // ---- results

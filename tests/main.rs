@@ -13,5 +13,6 @@ mod kernels;
 mod layers;
 mod load;
 mod plan;
+mod torch;
 mod trace;
 mod view;

@@ -1,14 +1,14 @@
 //! What is loaded: the whole checkpoint, or the part of it that fits the effort and the memory, and where its bytes lie.
 
-use std::path::PathBuf;
+use std::ops::Range;
 
 use super::Options;
 use super::cache::Stretch;
 use super::data::Subject;
-use crate::checkpoint::{Checkpoint, Selected, Selection};
+use crate::checkpoint::{Checkpoint, Selected, Selection, Shard};
 use crate::device::Device;
 use crate::error::Result;
-use crate::extent::align_down;
+use crate::extent::{ShardIndex, align_down};
 use crate::os;
 use crate::plan::LoadPlan;
 use crate::source::Fallbacks;
@@ -41,14 +41,16 @@ impl<'a> Loadable<'a> {
 
     /// The parts of files that a plan reads.
     pub(super) fn stretches(&self, plan: &LoadPlan) -> Vec<Stretch> {
-        let shards = self.checkpoint.shards().iter().zip(0..);
-        let stretch = |(path, index): (PathBuf, u32)| {
-            let transfers = || plan.transfers.iter().filter(|transfer| transfer.shard == index);
-            let start = transfers().map(|transfer| transfer.offset).min()?;
-            let end = transfers().map(|transfer| transfer.range().end).max()?;
-            Some(Stretch { path, range: align_down(start, BLOCK_BYTES)..end })
-        };
-        shards.map(|(shard, index)| (shard.path.clone(), index)).filter_map(stretch).collect()
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
+            let Some(range) = range_of(shard, index, plan) else { continue };
+            // Several shards may be made of one file.
+            match stretches.iter_mut().find(|known| known.path == shard.path) {
+                Some(known) => known.range = known.range.start.min(range.start)..known.range.end.max(range.end),
+                None => stretches.push(Stretch { path: shard.path.clone(), range }),
+            }
+        }
+        stretches
     }
 
     pub(super) fn describe(&self) -> Subject {
@@ -67,6 +69,14 @@ impl<'a> Loadable<'a> {
     pub(super) fn warnings(&self) -> Vec<String> {
         self.checkpoint.warnings().to_vec()
     }
+}
+
+/// The part of its file that a plan reads of a shard; all of the file for a shard that is made of it on the host.
+fn range_of(shard: &Shard, index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
+    let transfers = || plan.transfers.iter().filter(|transfer| transfer.shard == index);
+    let start = transfers().map(|transfer| transfer.offset).min()?;
+    let end = transfers().map(|transfer| transfer.range().end).max()?;
+    Some(if shard.made.is_some() { 0..shard.identity.len } else { align_down(start, BLOCK_BYTES)..end })
 }
 
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {

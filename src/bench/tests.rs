@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::checkpoint::{Shard, TensorData, TensorInfo};
+use crate::checkpoint::{Format, Shard, TensorData, TensorInfo};
 use crate::convert::Float;
 use crate::device::CpuDevice;
 use crate::dtype::Dtype;
@@ -60,7 +60,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         Some(pace) => file.with_source(Route::Direct, |inner| Arc::new(PacedSource::new(inner, pace))),
         None => file,
     };
-    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity() };
+    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity(), made: None };
     let storage = MemoryStorage::new();
     storage.insert(Arc::new(file));
     let tensor = |index: u64| TensorInfo {
@@ -70,8 +70,16 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
     };
     let tensors = (0..TENSORS).map(tensor).collect();
-    let checkpoint =
-        Checkpoint { path: path.into(), shards: vec![shard], tensors, metadata: Default::default(), warnings: vec![] };
+    let checkpoint = Checkpoint {
+        path: path.into(),
+        format: Format::Safetensors,
+        shards: vec![shard],
+        tensors,
+        metadata: Default::default(),
+        warnings: vec![],
+        skipped: vec![],
+        shared: vec![],
+    };
     (checkpoint, storage)
 }
 

@@ -6,7 +6,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-const WEIGHTS: &str = ".safetensors";
+/// The files of one format.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    /// The end of their names.
+    end: &'static str,
+    /// What the whole model is usually called, without that end.
+    usual: &'static str,
+}
+
+/// safetensors, as Hugging Face lays it out.
+pub(crate) const SAFETENSORS: &Family = &Family { end: ".safetensors", usual: "model" };
+
+/// PyTorch's files, as Hugging Face lays them out.
+pub(crate) const PYTORCH: &Family = &Family { end: ".bin", usual: "pytorch_model" };
 
 /// Beginnings of names (in lower case) that are no part of the model's weights.
 const IGNORED: &[&str] =
@@ -49,17 +62,17 @@ pub(crate) enum NoChoice {
 }
 
 /// Chooses among `names` (files of one folder, sorted).
-pub(crate) fn choose(names: &[String], variant: Option<&str>) -> Result<Choice, NoChoice> {
-    let all: Vec<Name> = names.iter().filter_map(|name| Name::of(name, variant)).collect();
+pub(crate) fn choose(names: &[String], variant: Option<&str>, family: &Family) -> Result<Choice, NoChoice> {
+    let all: Vec<Name> = names.iter().filter_map(|name| Name::of(name, variant, family)).collect();
     let (wanted, rest): (Vec<_>, Vec<_>) = all.iter().partition(|name| name.is_wanted(variant));
-    if let Some(index) = index(names, variant)? {
+    if let Some(index) = index(names, variant, family)? {
         return Ok(Choice { files: Files::Index(index), others: owned(wanted.iter().chain(&rest).copied()) });
     }
     if wanted.is_empty() {
         let (variants, ignored): (Vec<_>, Vec<_>) = rest.iter().partition(|name| !name.ignored);
         return Err(NoChoice::Nothing { ignored: owned(ignored), variants: owned(variants) });
     }
-    let chosen = weights(&wanted, variant)?;
+    let chosen = weights(&wanted, variant, family)?;
     let others = owned(all.iter().filter(|name| !chosen.iter().any(|chosen| chosen == name.text)));
     Ok(Choice { files: Files::Weights(chosen), others })
 }
@@ -78,7 +91,7 @@ pub(crate) enum FolderChoice {
 /// Chooses among `names` (files of one folder, sorted) as a reader would who asks for no variant. A numbered set that lacks
 /// files is nothing.
 pub(crate) fn choose_in_folder(names: &[String]) -> FolderChoice {
-    match choose(names, None) {
+    match choose(names, None, SAFETENSORS) {
         Ok(Choice { files: Files::Index(name), .. }) => FolderChoice::Index(name),
         Ok(Choice { files: Files::Weights(names), .. }) => FolderChoice::Weights(names),
         Err(NoChoice::Ambiguous(names)) => FolderChoice::Index(names.into_iter().next().unwrap_or_default()),
@@ -90,10 +103,11 @@ fn owned<'a, 'n: 'a>(names: impl IntoIterator<Item = &'a Name<'n>>) -> Vec<Strin
     names.into_iter().map(|name| name.text.to_owned()).collect()
 }
 
-fn index(names: &[String], variant: Option<&str>) -> Result<Option<String>, NoChoice> {
+fn index(names: &[String], variant: Option<&str>, family: &Family) -> Result<Option<String>, NoChoice> {
+    let end = family.end;
     let ends: Vec<String> = match variant {
-        None => vec![".safetensors.index.json".into()],
-        Some(word) => vec![format!(".safetensors.index.{word}.json"), format!(".{word}.safetensors.index.json")],
+        None => vec![format!("{end}.index.json")],
+        Some(word) => vec![format!("{end}.index.{word}.json"), format!(".{word}{end}.index.json")],
     };
     let is_index = |name: &&String| {
         let stem = ends.iter().find_map(|end| name.strip_suffix(end.as_str()));
@@ -103,20 +117,21 @@ fn index(names: &[String], variant: Option<&str>) -> Result<Option<String>, NoCh
     match found[..] {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),
-        _ => match found.iter().find(|name| name.starts_with("model.")) {
+        _ => match found.iter().find(|name| name.split('.').next() == Some(family.usual)) {
             Some(usual) => Ok(Some((*usual).clone())),
             None => Err(NoChoice::Ambiguous(found.into_iter().cloned().collect())),
         },
     }
 }
 
-fn weights(wanted: &[&Name], variant: Option<&str>) -> Result<Vec<String>, NoChoice> {
-    let usual = variant.map_or("model.safetensors".into(), |word| format!("model.{word}.safetensors"));
-    if wanted.iter().any(|name| name.text == usual) {
-        return Ok(vec![usual]);
+fn weights(wanted: &[&Name], variant: Option<&str>, family: &Family) -> Result<Vec<String>, NoChoice> {
+    let Family { end, usual } = family;
+    let whole = variant.map_or(format!("{usual}{end}"), |word| format!("{usual}.{word}{end}"));
+    if wanted.iter().any(|name| name.text == whole) {
+        return Ok(vec![whole]);
     }
-    let sets = sets(wanted);
-    match &usual_sets(&sets)[..] {
+    let sets = sets(wanted, family);
+    match &usual_sets(&sets, usual)[..] {
         [] => Ok(owned(wanted.iter().copied())),
         [one] => one.complete(),
         several => match without_leftovers(several) {
@@ -136,17 +151,18 @@ fn without_leftovers(sets: &[&Set]) -> Option<Vec<String>> {
 }
 
 /// The sets that are called `model`, or all of them where none is.
-fn usual_sets<'s, 'n>(sets: &'s [Set<'n>]) -> Vec<&'s Set<'n>> {
-    let usual: Vec<_> = sets.iter().filter(|set| set.prefix.split('.').next() == Some("model")).collect();
-    if usual.is_empty() { sets.iter().collect() } else { usual }
+fn usual_sets<'s, 'n>(sets: &'s [Set<'n>], usual: &str) -> Vec<&'s Set<'n>> {
+    let named: Vec<_> = sets.iter().filter(|set| set.prefix.split('.').next() == Some(usual)).collect();
+    if named.is_empty() { sets.iter().collect() } else { named }
 }
 
-fn sets<'n>(wanted: &[&Name<'n>]) -> Vec<Set<'n>> {
+fn sets<'n>(wanted: &[&Name<'n>], family: &Family) -> Vec<Set<'n>> {
+    let end = family.end;
     let mut sets = BTreeMap::<_, BTreeSet<u64>>::new();
     for number in wanted.iter().filter_map(|name| name.number) {
         sets.entry((number.prefix, number.suffix, number.total, number.digits)).or_default().insert(number.at);
     }
-    let set = |((prefix, suffix, total, digits), present)| Set { prefix, suffix, total, digits, present };
+    let set = |((prefix, suffix, total, digits), present)| Set { prefix, suffix, total, digits, present, end };
     sets.into_iter().map(set).collect()
 }
 
@@ -157,6 +173,7 @@ struct Set<'n> {
     total: u64,
     digits: usize,
     present: BTreeSet<u64>,
+    end: &'static str,
 }
 
 impl Set<'_> {
@@ -174,12 +191,12 @@ impl Set<'_> {
     }
 
     fn name(&self, number: u64) -> String {
-        let (prefix, suffix, total, digits) = (self.prefix, self.suffix, self.total, self.digits);
-        format!("{prefix}-{number:0digits$}-of-{total:0digits$}{suffix}{WEIGHTS}")
+        let Set { prefix, suffix, total, digits, end, .. } = self;
+        format!("{prefix}-{number:0digits$}-of-{total:0digits$}{suffix}{end}")
     }
 }
 
-/// A name that ends in `.safetensors`, taken apart.
+/// The name of a weight file, taken apart.
 #[derive(Debug)]
 struct Name<'n> {
     text: &'n str,
@@ -199,8 +216,8 @@ struct Number<'n> {
 
 impl<'n> Name<'n> {
     /// The parts, unless it is no weight file: hidden files are leftovers of downloads.
-    fn of(text: &'n str, wanted: Option<&str>) -> Option<Name<'n>> {
-        let stem = text.strip_suffix(WEIGHTS).filter(|stem| !stem.starts_with('.'))?;
+    fn of(text: &'n str, wanted: Option<&str>, family: &Family) -> Option<Name<'n>> {
+        let stem = text.strip_suffix(family.end).filter(|stem| !stem.starts_with('.'))?;
         let number = number(stem);
         let variant = match number {
             Some(number) => variant_in(number.prefix, wanted).or_else(|| variant_in(number.suffix, wanted)),
@@ -214,7 +231,7 @@ impl<'n> Name<'n> {
     }
 }
 
-fn is_ignored(name: &str) -> bool {
+pub(crate) fn is_ignored(name: &str) -> bool {
     let lower = name.to_lowercase();
     lower.starts_with('.') || IGNORED.iter().any(|beginning| lower.starts_with(beginning))
 }
@@ -245,7 +262,7 @@ mod tests {
     fn chosen(names: &[&str], variant: Option<&str>) -> Vec<String> {
         let mut names: Vec<String> = names.iter().map(|&name| name.into()).collect();
         names.sort();
-        match choose(&names, variant) {
+        match choose(&names, variant, SAFETENSORS) {
             Ok(Choice { files: Files::Weights(files), .. }) => files,
             Ok(Choice { files: Files::Index(index), .. }) => vec![index],
             Err(why) => vec![format!("{why:?}")],

@@ -12,7 +12,7 @@ use super::dcp::{self, Offsets, Piece};
 use super::index::Index;
 use super::safetensors::Stored;
 use super::shard::Head;
-use super::{Checkpoint, Shard, TensorData, TensorInfo};
+use super::{Checkpoint, Format, Shard, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::{Fault, Listed, counted, quoted};
@@ -34,7 +34,7 @@ pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
     };
     let mut tensors: Vec<TensorInfo> = head.header.tensors.into_iter().map(whole).collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    Checkpoint { path: path.to_owned(), shards: vec![head.shard], tensors, metadata: head.header.metadata, warnings }
+    checkpoint(path, vec![head.shard], tensors, head.header.metadata, warnings)
 }
 
 fn is_inner(cut: &Offsets, stored: &Stored) -> bool {
@@ -49,7 +49,18 @@ pub(crate) fn many(path: &Path, heads: Vec<Head>, index: Option<&Index>) -> Resu
     let mut warnings = std::mem::take(&mut merge.warnings);
     warnings.extend(heads.iter().flat_map(warnings_of));
     let (shards, metadata) = parts(heads);
-    Ok(Checkpoint { path: path.to_owned(), shards, tensors, metadata, warnings })
+    Ok(checkpoint(path, shards, tensors, metadata, warnings))
+}
+
+fn checkpoint(
+    path: &Path,
+    shards: Vec<Shard>,
+    tensors: Vec<TensorInfo>,
+    metadata: BTreeMap<String, String>,
+    warnings: Vec<String>,
+) -> Checkpoint {
+    let (path, format) = (path.to_owned(), Format::Safetensors);
+    Checkpoint { path, shards, tensors, metadata, warnings, format, skipped: Vec::new(), shared: Vec::new() }
 }
 
 fn cut(head: &Head) -> Result<Offsets> {

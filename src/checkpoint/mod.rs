@@ -6,14 +6,18 @@
 
 mod casts;
 mod dcp;
+mod finding;
 mod folder;
 mod hub;
 pub mod index;
 mod json;
 mod lookalike;
+mod made;
 mod merge;
 mod nearest;
 mod open;
+mod parts;
+pub mod pickle;
 mod runs;
 pub mod safetensors;
 pub mod selection;
@@ -22,10 +26,13 @@ pub mod strict;
 mod tensor_parallel;
 #[cfg(test)]
 mod tests;
+pub mod torch;
 
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor};
+pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder};
+pub use made::Recipe;
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
@@ -46,6 +53,33 @@ pub struct Shard {
     pub bytes: u64,
     /// What the file was when its header was read; a load refuses a file that is no longer the same.
     pub identity: Identity,
+    /// How the shard's bytes are made of the file's, where they do not lie in it as they are loaded; `bytes` counts what is made.
+    pub made: Option<Arc<Recipe>>,
+}
+
+/// The format of a checkpoint's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Format {
+    /// safetensors.
+    #[default]
+    Safetensors,
+    /// Zip archives of `torch.save`.
+    TorchZip,
+    /// Stacks of pickles, as `torch.save` wrote before 1.6.
+    TorchLegacy,
+    /// A folder of PyTorch's distributed checkpoint.
+    TorchDcp,
+}
+
+/// Something that was passed over.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Skipped {
+    /// The key path that leads to it.
+    pub name: String,
+    /// What it is, and so why.
+    pub why: String,
 }
 
 /// One tensor of a checkpoint.
@@ -89,6 +123,9 @@ pub struct Checkpoint {
     pub(crate) tensors: Vec<TensorInfo>,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) warnings: Vec<String>,
+    pub(crate) format: Format,
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) shared: Vec<Vec<Arc<str>>>,
 }
 
 impl TensorInfo {
@@ -141,6 +178,21 @@ impl Checkpoint {
     /// What a person should know: files that were left alone, entries that were ignored.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// The format of the files.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// What the files hold and was passed over: objects that are no dense tensors, unknown objects where that was allowed.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// Groups of tensors that lie over the same storage of a PyTorch file: tied weights, views of one another.
+    pub fn shared(&self) -> &[Vec<Arc<str>>] {
+        &self.shared
     }
 
     /// Bytes of all tensors.

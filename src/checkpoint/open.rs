@@ -1,4 +1,4 @@
-//! From a path to a [`Checkpoint`]: a weight file, a folder, an index, a Hugging Face cache folder or a name in that cache.
+//! From a path to a [`Checkpoint`]: a weight file of whichever format, a folder, an index, a Hugging Face cache folder or a name in that cache.
 //!
 //! It reads headers, an index and `refs/main`, and nothing else. Which names of a folder count is `folder`'s knowledge, what
 //! a header may say `safetensors`'s, and how files fit together `merge`'s.
@@ -10,13 +10,16 @@ use std::path::{Path, PathBuf};
 use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
-use super::{Checkpoint, hub, merge, nearest, shard};
+use super::torch::bytes::{self, Window};
+use super::{Checkpoint, hub, merge, nearest, parts, shard, torch};
 use crate::error::{Error, Result};
 use crate::fault::{Listed, counted, quoted};
 
-/// Ends of names that are weights in formats other than safetensors.
-const FOREIGN: &[&str] =
-    &[".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
+/// Ends of names that are weights in formats that are not read.
+const FOREIGN: &[&str] = &[".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
+
+/// Ends of names of PyTorch's files.
+const TORCH: &[&str] = &[".bin", ".pt", ".pth", ".ckpt"];
 
 /// How to open a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,17 +30,28 @@ pub struct OpenOptions {
     pub variant: Option<String>,
     /// The Hugging Face cache (`…/huggingface/hub`), to find `org/name` in; without it such names are not found.
     pub hub_cache: Option<PathBuf>,
+    /// Only what lies below this key of a PyTorch file's object, named from there on: `state_dict`, or `ema.model`.
+    pub key: Option<String>,
+    /// Whether unknown objects of a PyTorch file are passed over, unread, instead of refusing the file. What is known to run
+    /// code is refused even then.
+    pub skip_unknown: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { max_header_bytes: MAX_HEADER_BYTES, variant: None, hub_cache: None }
+        OpenOptions {
+            max_header_bytes: MAX_HEADER_BYTES,
+            variant: None,
+            hub_cache: None,
+            key: None,
+            skip_unknown: false,
+        }
     }
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint: a safetensors file, a folder of them, an `*.index.json`, or a Hugging Face cache folder. Only
-    /// headers are read, and no file stays open.
+    /// Opens a checkpoint: a safetensors file, one of PyTorch's own (recognised by its content, never executed), a folder
+    /// of either, an `*.index.json`, or a Hugging Face cache folder. Only headers are read, and no file stays open.
     ///
     /// # Errors
     /// When something is not there, or may not be read, or breaks a rule of its format; the message names the file, the
@@ -67,8 +81,29 @@ fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
+/// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    let (file, metadata) = shard::open_regular(path)?;
+    let window = Window { file: &file, start: 0, len: metadata.len() };
+    let cannot = |error| Error::io("read", path, error);
+    let beginning = bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).map_err(cannot)?;
+    if let Some(kind) = torch::recognise(&beginning, metadata.len()) {
+        return torch::open(path, &file, &metadata, kind, options);
+    }
+    // Under its own name a safetensors file is what everyone takes it for; under another, a second archive may be in it.
+    let named = path.extension().is_some_and(|extension| extension == "safetensors");
+    if !named && torch::hides_archive(&window).map_err(cannot)? {
+        return Err(Error::malformed(path, torch::hidden_archive()));
+    }
+    demand_no_key(path, options)?;
     Ok(merge::one(path, shard::read_head(path, options.max_header_bytes)?))
+}
+
+/// A key chooses within an object, and safetensors has none.
+pub(super) fn demand_no_key(path: &Path, options: &OpenOptions) -> Result<()> {
+    let Some(key) = &options.key else { return Ok(()) };
+    let what = format!("{}: a safetensors file has no keys, so there is no {key:?}", path.display());
+    Err(Error::Request { what, hint: Some("choose tensors by their names, with --include".into()) })
 }
 
 // ---- names
@@ -110,11 +145,51 @@ fn open_folder(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         return open_folder(&hub::snapshot(path)?, options);
     }
     let listing = Listing::of(path)?;
-    match folder::choose(&listing.files, options.variant.as_deref()) {
+    match folder::choose(&listing.files, options.variant.as_deref(), folder::SAFETENSORS) {
         Ok(Choice { files: Files::Index(name), others }) => open_index(&path.join(name), Some((path, others)), options),
         Ok(Choice { files: Files::Weights(names), others }) => open_weights(path, &names, &others, options),
+        Err(why @ NoChoice::Nothing { .. }) => {
+            open_torch_folder(path, &listing, options)?.ok_or_else(|| nothing_chosen(path, &listing, options, why))
+        }
         Err(why) => Err(nothing_chosen(path, &listing, options, why)),
     }
+}
+
+/// A folder without safetensors: one of PyTorch's own files, a set of them, or its distributed checkpoint.
+fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> Result<Option<Checkpoint>> {
+    match folder::choose(&listing.files, options.variant.as_deref(), folder::PYTORCH) {
+        Ok(Choice { files: Files::Index(name), others }) => {
+            return open_index(&path.join(name), Some((path, others)), options).map(Some);
+        }
+        Ok(Choice { files: Files::Weights(names), others }) => {
+            let mut checkpoint = open_each(path, names.iter().map(|name| path.join(name)), None, options)?;
+            checkpoint.warnings.extend(left_alone(others.iter()));
+            return Ok(Some(checkpoint));
+        }
+        Err(why @ (NoChoice::Incomplete { .. } | NoChoice::Ambiguous(_))) => {
+            return Err(nothing_chosen(path, listing, options, why));
+        }
+        Err(NoChoice::Nothing { .. }) => {}
+    }
+    if listing.files.iter().any(|name| name == torch::dcp::METADATA) {
+        return torch::dcp::open(path, options).map(Some);
+    }
+    let is_torch = |name: &&String| (name.ends_with(".pt") || name.ends_with(".pth")) && !folder::is_ignored(name);
+    match listing.files.iter().filter(is_torch).collect::<Vec<_>>().as_slice() {
+        [only] => open_each(path, std::iter::once(path.join(only)), None, options).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Files that are opened each for itself, by their content, and joined.
+fn open_each(
+    path: &Path,
+    files: impl Iterator<Item = PathBuf>,
+    index: Option<&Index>,
+    options: &OpenOptions,
+) -> Result<Checkpoint> {
+    let parts = files.map(|file| open_file(&file, options)).collect::<Result<Vec<_>>>()?;
+    parts::join(path, parts, index)
 }
 
 /// The names of a folder, sorted.
@@ -148,6 +223,7 @@ fn is_folder(entry: &DirEntry) -> bool {
 }
 
 fn open_weights(path: &Path, names: &[String], others: &[String], options: &OpenOptions) -> Result<Checkpoint> {
+    demand_no_key(path, options)?;
     let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
     let heads = shard::read_heads(&paths, options.max_header_bytes)?;
     let mut checkpoint = merge::many(path, heads, None)?;
@@ -186,11 +262,10 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
 }
 
 fn foreign(listing: &Listing) -> Option<String> {
-    let is_foreign = |name: &&String| FOREIGN.iter().any(|end| name.ends_with(end));
+    let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
-    (!found.is_empty()).then(|| {
-        format!("no safetensors file here, only {found}: other formats are not loaded; convert to safetensors first")
-    })
+    (!found.is_empty())
+        .then(|| format!("nothing here is the model's by its name, there is only {found}: name the file that you want"))
 }
 
 fn nothing_found(
@@ -241,8 +316,13 @@ fn open_index(path: &Path, within: Option<(&Path, Vec<String>)>, options: &OpenO
     let folder = path.parent().unwrap_or(Path::new(""));
     let paths: Vec<PathBuf> = index.files().iter().map(|name| folder.join(name)).collect();
     demand_present(path, &index, &paths)?;
-    let heads = shard::read_heads(&paths, options.max_header_bytes)?;
-    let mut checkpoint = merge::many(path, heads, Some(&index))?;
+    let is_safetensors = |name: &String| name.ends_with(".safetensors");
+    let mut checkpoint = if index.files().iter().all(is_safetensors) {
+        demand_no_key(path, options)?;
+        merge::many(path, shard::read_heads(&paths, options.max_header_bytes)?, Some(&index))?
+    } else {
+        open_each(path, paths.into_iter(), Some(&index), options)?
+    };
     if let Some((folder, files)) = within {
         checkpoint.path = folder.to_owned();
         checkpoint.warnings.extend(left_alone(files.iter().filter(|name| !index.files().contains(name))));

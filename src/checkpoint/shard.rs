@@ -95,7 +95,7 @@ pub(crate) fn read_head(path: &Path, limit: u64) -> Result<Head> {
         None => safetensors::parse(&read(&file, path, LENGTH_BYTES, header_bytes)?, bytes),
     };
     let header = header.map_err(|fault| Error::malformed(path, fault))?;
-    Ok(Head { shard: Shard { path: path.to_owned(), bytes, identity: identity(&metadata) }, header })
+    Ok(Head { shard: Shard { path: path.to_owned(), bytes, identity: identity(&metadata), made: None }, header })
 }
 
 fn in_memory(beginning: &[u8], header_bytes: u64) -> Option<&[u8]> {

@@ -5,8 +5,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,6 +18,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
+use crate::source::{Fallbacks, LocalStorage, Route, Source, Storage};
 
 /// The longest specification that is read, in bytes.
 const MAX_SPEC_BYTES: u64 = 1 << 30;
@@ -532,26 +531,17 @@ impl Pieces {
 /// The files that are open for comparing.
 struct Files<'a> {
     checkpoint: &'a Checkpoint,
-    open: HashMap<ShardIndex, Arc<File>>,
+    open: HashMap<ShardIndex, Arc<dyn Source>>,
 }
 
 impl Files<'_> {
     fn read(&mut self, (shard, offset): (ShardIndex, u64), len: u64, target: &mut Vec<u8>) -> Result<()> {
         let file = self.file(shard)?;
         target.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
-        file.read_exact_at(target, offset).map_err(|source| Error::Io {
-            op: "read",
-            path: self.path(shard),
-            range: Some(offset..offset.saturating_add(len)),
-            source,
-        })
+        file.read_at(offset, target).map(drop)
     }
 
-    fn path(&self, shard: ShardIndex) -> std::path::PathBuf {
-        self.checkpoint.shards.get(shard as usize).map_or_else(Default::default, |shard| shard.path.clone())
-    }
-
-    fn file(&mut self, shard: ShardIndex) -> Result<Arc<File>> {
+    fn file(&mut self, shard: ShardIndex) -> Result<Arc<dyn Source>> {
         if let Some(file) = self.open.get(&shard) {
             return Ok(Arc::clone(file));
         }
@@ -559,15 +549,15 @@ impl Files<'_> {
         if self.open.len() >= 16 {
             self.open.clear();
         }
-        let path = self.path(shard);
-        let (file, metadata) = shard::open_regular(&path)?;
-        let (was, is) = (self.checkpoint.shards.get(shard as usize).map(|s| s.identity), shard::identity(&metadata));
-        if was != Some(is) {
-            return Err(Error::Changed { path, what: format!("{was:?} became {is:?}") });
+        let known = self.checkpoint.shards.get(shard as usize);
+        let known = known.ok_or(Error::Poisoned { what: "a tensor of a shard that is not there" })?;
+        let file = LocalStorage.open(&known.path, &Fallbacks::default())?;
+        if let Some(what) = known.identity.difference(&file.identity()) {
+            return Err(Error::Changed { path: known.path.clone(), what });
         }
-        let file = Arc::new(file);
-        self.open.insert(shard, Arc::clone(&file));
-        Ok(file)
+        let source = known.as_loaded(file).source(Route::Buffered);
+        self.open.insert(shard, Arc::clone(&source));
+        Ok(source)
     }
 }
 

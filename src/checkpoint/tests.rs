@@ -416,9 +416,9 @@ fn a_folder_without_weights_says_what_was_looked_for_and_what_is_there() {
     std::fs::create_dir(dir.path().join("unet")).unwrap();
     std::fs::write(dir.path().join("unet/model.safetensors"), bytes_file(&[])).unwrap();
     assert!(said(dir.path()).contains("\"unet\""), "{}", said(dir.path()));
-    std::fs::write(dir.path().join("pytorch_model.bin"), b"x").unwrap();
+    std::fs::write(dir.path().join("model.gguf"), b"x").unwrap();
     let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("pytorch_model.bin"), "{error}");
+    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("model.gguf"), "{error}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::values;
 const EXIT_CODES: &str = "\
 Exit status:
   0    done
-  1    a check says no (verify, load --spec, convert --check)
+  1    a check says no (verify, load --spec, convert --check, audit)
   2    wrong usage
   3    input refused: malformed, unsafe or not supported
   4    I/O: not found, no permission, disk full
@@ -69,6 +69,21 @@ Examples:
 
 JSON: {ok, missing, unexpected, shape_mismatch, dtype_mismatch, ties, suggestion}.
 Exit status 0: it matches, 1: it does not.";
+
+const AUDIT_EXAMPLES: &str = "\
+Files are recognised by their content, whatever they are called. Nothing of them is executed. Of a folder
+every file is looked at that could hold weights or code.
+
+Examples:
+  vramp audit pytorch_model.bin
+  vramp audit ./downloads --fail-on notice
+  vramp audit model.pt --format sarif > findings.sarif
+
+JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count}], findings: [{rule,
+severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype:
+{tensors, bytes}}, files}. verdict: clean and notice (contains only allow-listed constructs), malformed,
+suspicious, dangerous. `position` counts bytes within the pickle.
+Exit status 0: clean or notice, 1: suspicious or dangerous, 3: malformed.";
 
 const ESTIMATE_EXAMPLES: &str = "\
 Examples:
@@ -156,6 +171,9 @@ pub(crate) enum Command {
     /// Write a checkpoint anew as safetensors: resharded, cast, renamed, a part of it.
     #[command(after_long_help = CONVERT_EXAMPLES)]
     Convert(ConversionArgs),
+    /// Say what a program that unpickles a file would run, without running it.
+    #[command(after_long_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
     /// Make a checkpoint, load it cold and warm, and compare with what this machine can do.
     #[command(after_long_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
@@ -186,6 +204,7 @@ impl Command {
             Command::Bench(args) => args.json,
             Command::Verify(args) => args.json,
             Command::Convert(args) => args.json,
+            Command::Audit(args) => args.json,
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
         }
@@ -199,6 +218,7 @@ impl Command {
             Command::Bench(args) => Some(&args.path),
             Command::Verify(args) => Some(&args.path),
             Command::Convert(args) => Some(&args.input),
+            Command::Audit(args) => Some(&args.path),
             Command::Estimate(args) => args.path.as_deref(),
             Command::Demo(args) => args.dir.as_deref(),
             Command::Man { dir } => dir.as_deref(),
@@ -219,6 +239,16 @@ pub(crate) struct OpenHow {
     /// Refuse a header that is larger than this.
     #[arg(long, value_name = "BYTES", default_value = "100MB", value_parser = values::bytes)]
     pub(crate) max_header_bytes: u64,
+    /// Only what lies below this key of a PyTorch file's object: state_dict, or ema.model.
+    ///
+    /// Keys are joined with dots; names go on from there.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) key: Option<String>,
+    /// Pass over unknown objects of a PyTorch file, unread, and list them.
+    ///
+    /// Without it they are refused by name. Nothing is executed either way, and what is known to run code is refused even then.
+    #[arg(long)]
+    pub(crate) skip_unknown: bool,
 }
 
 /// Which tensors, and which parts of them.
@@ -266,7 +296,7 @@ pub(crate) struct NameArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Show the names as a tree; numbered parts that are alike are shown once.
@@ -286,7 +316,7 @@ pub(crate) struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
@@ -400,9 +430,45 @@ pub(crate) enum ProgressArg {
     Never,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuditFormat {
+    /// For people.
+    Text,
+    /// For programs; the same as --json.
+    Json,
+    /// SARIF 2.1.0, for services that show findings.
+    Sarif,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailOn {
+    /// Anything worth knowing.
+    Notice,
+    /// What no honest writer of weights makes.
+    Suspicious,
+    /// What is known to run code.
+    Dangerous,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    /// A file, or a folder of files.
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// How to print what was found.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: AuditFormat,
+    /// From which finding on the exit status is 1; a malformed file is 3 whatever is said here.
+    #[arg(long, value_name = "SEVERITY", default_value = "suspicious")]
+    pub(crate) fail_on: FailOn,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// What is demanded: a JSON file or another checkpoint.

@@ -102,7 +102,7 @@ fn meant(args: &ConversionArgs, interrupt: &Interrupt, progress: Option<Arc<Prog
             TiesArg::Write => Ties::Write,
             TiesArg::Alias => Ties::Alias,
         },
-        perhaps_tied: Vec::new(), // safetensors files never lay two tensors over the same bytes
+        perhaps_tied: Vec::new(),
         max_shard_bytes: args.max_shard_size.unwrap_or(MAX_SHARD_BYTES),
         check: args.check,
         progress: progress

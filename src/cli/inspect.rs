@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramp::checkpoint::{Checkpoint, Selected, TensorData, TensorInfo};
+use vramp::checkpoint::{Checkpoint, Format, Selected, Skipped, TensorData, TensorInfo};
 use vramp::device::CpuDevice;
 use vramp::load::{Loader, Prepared, TransferOptions};
 
@@ -40,12 +40,15 @@ struct OfType {
 struct ShardListed {
     path: String,
     bytes: u64,
+    /// Not as it lies in the file: made when it is loaded.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    made: bool,
 }
 
 #[derive(Serialize)]
 struct Inspected<'a> {
     path: String,
-    format: &'static str,
+    format: Format,
     shards: Vec<ShardListed>,
     metadata: &'a BTreeMap<String, String>,
     total_bytes: u64,
@@ -54,6 +57,8 @@ struct Inspected<'a> {
     tensors: BTreeMap<&'a str, &'a Listed>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<&'a vramp::plan::LoadPlan>,
+    #[serde(skip_serializing_if = "<[Skipped]>::is_empty")]
+    skipped: &'a [Skipped],
     warnings: &'a [String],
 }
 
@@ -141,11 +146,14 @@ fn parameters(listed: &[Listed]) -> u64 {
 }
 
 fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Option<&'a Prepared>) -> Inspected<'a> {
-    let shard =
-        |shard: &vramp::checkpoint::Shard| ShardListed { path: shard.path.display().to_string(), bytes: shard.bytes };
+    let shard = |shard: &vramp::checkpoint::Shard| ShardListed {
+        path: shard.path.display().to_string(),
+        bytes: shard.bytes,
+        made: shard.made.is_some(),
+    };
     Inspected {
         path: checkpoint.path().display().to_string(),
-        format: "safetensors",
+        format: checkpoint.format(),
         shards: checkpoint.shards().iter().map(shard).collect(),
         metadata: checkpoint.metadata(),
         total_bytes: total_bytes(listed),
@@ -153,6 +161,7 @@ fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Opt
         dtypes: by_type(listed),
         tensors: listed.iter().map(|tensor| (tensor.name.as_ref(), tensor)).collect(),
         plan: prepared.map(|prepared| &prepared.plan),
+        skipped: checkpoint.skipped(),
         warnings: checkpoint.warnings(),
     }
 }

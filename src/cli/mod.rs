@@ -4,6 +4,7 @@
 //! what it did or a [`Failure`]; this file turns that into the exit status.
 
 mod args;
+mod audit;
 mod bench;
 mod convert;
 mod demo;
@@ -75,6 +76,7 @@ fn run(command: &Command, output: Output) -> Result<(), Failure> {
         Command::Estimate(args) => estimate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output, &Interrupt::install(output)),
         Command::Load(args) => load::run(args, output, &Interrupt::install(output)),
+        Command::Audit(args) => audit::run(args, output, &Interrupt::install(output)),
         Command::Verify(args) => strict::run(args, output, &Interrupt::install(output)),
         Command::Bench(args) => bench::run(args, output, &Interrupt::install(output)),
         Command::Convert(args) => convert::run(args, output, &Interrupt::install(output)),

@@ -14,7 +14,13 @@ use super::args::{ConvertArgs, NameArgs, OpenHow, RouteArg, SelectionArgs, Trans
 
 /// How to open a checkpoint.
 pub(crate) fn open(args: &OpenHow) -> OpenOptions {
-    OpenOptions { max_header_bytes: args.max_header_bytes, variant: args.variant.clone(), hub_cache: hub_cache() }
+    OpenOptions {
+        max_header_bytes: args.max_header_bytes,
+        variant: args.variant.clone(),
+        hub_cache: hub_cache(),
+        key: args.key.clone(),
+        skip_unknown: args.skip_unknown,
+    }
 }
 
 /// What to take of it.

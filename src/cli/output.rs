@@ -28,6 +28,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// A check says no, and its verdict is already on stdout.
     CheckFailed,
+    /// The input is refused, and what was found is already on stdout.
+    Refused,
     /// Something else of the operating system: what could not be done, to which file if to one, and why.
     System { what: String, path: Option<PathBuf>, source: io::Error },
     /// Too little memory (or else disk) for what was asked: which number, and what would fit.
@@ -49,6 +51,7 @@ impl Failure {
             Failure::Library(error) | Failure::LibraryAt { error, .. } => error.exit_code(),
             Failure::Usage(_) => 2,
             Failure::CheckFailed => 1,
+            Failure::Refused => 3,
             Failure::System { .. } | Failure::TooLittle { memory: false, .. } => 4,
             Failure::TooLittle { memory: true, .. } => 5,
             Failure::ReaderGone => 0,
@@ -119,7 +122,7 @@ impl Output {
             }
             Failure::TooLittle { memory: true, what } => self.error("out_of_memory", what, &[], None, None),
             Failure::TooLittle { memory: false, what } => self.error("disk_full", what, &[], asked, None),
-            Failure::CheckFailed | Failure::ReaderGone => {}
+            Failure::CheckFailed | Failure::Refused | Failure::ReaderGone => {}
         }
     }
 

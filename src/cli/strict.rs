@@ -69,7 +69,9 @@ fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
     let spec = if name.ends_with(".json") && !name.contains(".index.") && !path.is_dir() {
         Spec::open(path)
     } else {
-        Checkpoint::open_with(path, open).map(|checkpoint| Spec::from(&checkpoint))
+        // The key is that of the checkpoint which is judged.
+        let open = OpenOptions { key: None, ..open.clone() };
+        Checkpoint::open_with(path, &open).map(|checkpoint| Spec::from(&checkpoint))
     };
     spec.map_err(|error| Failure::LibraryAt { error, path: path.to_owned() })
 }

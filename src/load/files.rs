@@ -85,7 +85,7 @@ impl<'a> Files<'a> {
 pub(crate) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
     let file = storage.open(&shard.path, fallbacks)?;
     match shard.identity.difference(&file.identity()) {
-        None => Ok(file),
+        None => Ok(shard.as_loaded(file)),
         Some(what) => {
             Err(Error::Changed { path: shard.path.clone(), what: format!("{what}, since its header was read") })
         }

@@ -105,7 +105,8 @@ impl Loader {
     /// Where it was asked for: lets the device read all files that it takes.
     pub(super) fn ask_gpu_direct(&self, shards: &[Shard], facts: &mut [ShardFacts]) -> Result<()> {
         let Some(reads) = self.consent.reads(&*self.device, false, &self.fallbacks) else { return Ok(()) };
-        for (facts, shard) in facts.iter_mut().zip(shards).filter(|(facts, _)| facts.is_used()) {
+        let lying = |(facts, shard): &(&mut ShardFacts, &Shard)| facts.is_used() && shard.made.is_none();
+        for (facts, shard) in facts.iter_mut().zip(shards).filter(lying) {
             let file_system = shard.identity.device;
             let takes = match self.consent.known(file_system) {
                 Some(known) => known,
@@ -138,7 +139,8 @@ impl Loader {
                 }
                 _ => false,
             };
-            let same = facts.iter_mut().zip(shards).filter(|(_, shard)| shard.identity.device == file_system);
+            let same = facts.iter_mut().zip(shards);
+            let same = same.filter(|(_, shard)| shard.identity.device == file_system && shard.made.is_none());
             let used = same.map(|(facts, _)| facts).filter(|facts| facts.is_used());
             used.for_each(|facts| facts.gpu_direct = pays.then_some(GPU_DIRECT));
         }

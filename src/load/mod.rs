@@ -529,7 +529,7 @@ impl Loader {
             if file_system.is_empty() {
                 file_system.clone_from(&file.file_system().name);
             }
-            facts.push(self.facts_of(&*file));
+            facts.push(self.facts_of(shard, &*file));
         }
         Ok((facts, file_system))
     }
@@ -541,18 +541,19 @@ impl Loader {
         Limits { max_read: self.options.read_bytes.map_or(limits.max_read, asked), ..limits }
     }
 
-    fn facts_of(&self, file: &dyn OpenFile) -> ShardFacts {
+    fn facts_of(&self, shard: &Shard, file: &dyn OpenFile) -> ShardFacts {
         let system = file.file_system();
-        let may_be_direct = !system.network && !system.memory;
+        let lies_there = shard.made.is_none();
+        let may_be_direct = lies_there && !system.network && !system.memory;
         let wants_direct = !matches!(self.options.route, RouteChoice::Buffered | RouteChoice::Mapped);
         let direct = (may_be_direct && wants_direct).then(|| file.source(Route::Direct));
         ShardFacts {
-            bytes: file.identity().len,
+            bytes: shard.bytes,
             residency: file.residency_glance(),
             direct: direct.filter(|source| source.route() == Route::Direct).map(|source| self.limits_of(&*source)),
             gpu_direct: None,
             cached: self.limits_of(&*file.source(Route::Buffered)),
-            mappable: !system.network,
+            mappable: lies_there && !system.network,
         }
     }
 }

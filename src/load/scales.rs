@@ -111,7 +111,7 @@ mod tests {
     fn a_table_that_is_cut_by_columns_is_put_together_again() {
         let storage = MemoryStorage::new();
         let file = MemoryFile::new("s", vec![127, 128, 131, 132, 129, 130, 133, 134]);
-        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity() };
+        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity(), made: None };
         storage.insert(std::sync::Arc::new(file));
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
         let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };

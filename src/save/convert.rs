@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use serde::Serialize;
 
 use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Selection, TensorData, TensorInfo, strict};
+use crate::checkpoint::{
+    Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, TensorData, TensorInfo, strict,
+};
 use crate::device::CpuDevice;
 use crate::digest::checksum;
 use crate::error::{Error, Listed, Result};
@@ -50,7 +51,7 @@ pub struct ConvertOptions {
     pub transfer: TransferOptions,
     /// What becomes of tensors that have several names.
     pub ties: Ties,
-    /// Groups of stored names that may be one tensor. Those of a group that have the same type, shape and bytes are taken for
+    /// Groups of stored names that may be one tensor, beside those that lie over one storage of a PyTorch file. Those of a group that have the same type, shape and bytes are taken for
     /// one with [`Ties::Alias`].
     pub perhaps_tied: Vec<Vec<Arc<str>>>,
     /// The most bytes of tensors in one file of a folder.
@@ -91,15 +92,6 @@ pub struct Converted {
     pub ties: BTreeMap<Arc<str>, Arc<str>>,
     /// What a person should know of the checkpoint, of casts, and of what was replaced.
     pub warnings: Vec<String>,
-}
-
-/// Something of the checkpoint that is not in the files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Skipped {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Why.
-    pub why: String,
 }
 
 /// Writes `checkpoint` to `target`.
@@ -182,7 +174,7 @@ impl<'a> Work<'a> {
             skipped: skipped(checkpoint, &selected, &casts),
             scales: scales(checkpoint, &casts),
             twins: if options.ties == Ties::Alias {
-                twins(checkpoint, &casts, &options.perhaps_tied)?
+                twins(checkpoint, &casts, checkpoint.shared().iter().chain(&options.perhaps_tied))?
             } else {
                 BTreeMap::new()
             },
@@ -400,9 +392,10 @@ fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec
             (false, false) => "not selected",
             (false, true) => return None,
         };
-        Some(Skipped { name: Arc::clone(&info.name), why: why.to_owned() })
+        Some(Skipped { name: info.name.to_string(), why: why.to_owned() })
     };
-    checkpoint.tensors().iter().enumerate().filter_map(skipped).collect()
+    let left_out = checkpoint.tensors().iter().enumerate().filter_map(skipped);
+    checkpoint.skipped().iter().cloned().chain(left_out).collect()
 }
 
 /// The weights that are multiplied by scales, as they are called in the result, and the scales as they were.
@@ -415,7 +408,11 @@ fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>
 }
 
 /// Tensors that are the same as one that is stored before them, of those that may be: bytes are compared.
-fn twins(checkpoint: &Checkpoint, casts: &Casts, groups: &[Vec<Arc<str>>]) -> Result<BTreeMap<usize, usize>> {
+fn twins<'a>(
+    checkpoint: &Checkpoint,
+    casts: &Casts,
+    groups: impl Iterator<Item = &'a Vec<Arc<str>>>,
+) -> Result<BTreeMap<usize, usize>> {
     let mut twins = BTreeMap::new();
     let stored = in_stored_order(checkpoint, casts);
     for group in groups {

@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use convert::{ConvertOptions, Converted, Progress, Skipped, Ties, convert};
+pub use convert::{ConvertOptions, Converted, Progress, Ties, convert};
 pub use layout::{Layout, Notes, Outline, Shard};
 pub use publish::{Leftovers, write_file};
 

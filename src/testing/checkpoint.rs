@@ -39,7 +39,7 @@ impl Synthetic {
             let disk = FileSystem { name: "ext4".to_owned(), network: false, memory: false };
             let file = wrap(shard, MemoryFile::new(&path, bytes).with_file_system(disk));
             file.set_residency(residency(&mut random, len));
-            listed.push(Shard { path: path.into(), bytes: len, identity: file.identity() });
+            listed.push(Shard { path: path.into(), bytes: len, identity: file.identity(), made: None });
             storage.insert(Arc::new(file));
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
@@ -49,6 +49,9 @@ impl Synthetic {
             tensors: infos,
             metadata: BTreeMap::new(),
             warnings: Vec::new(),
+            format: crate::checkpoint::Format::default(),
+            skipped: Vec::new(),
+            shared: Vec::new(),
         };
         Synthetic { checkpoint, storage, expected }
     }

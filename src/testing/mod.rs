@@ -10,6 +10,7 @@ pub mod hostile;
 mod pace;
 mod source;
 mod store;
+pub mod torch;
 
 use std::sync::mpsc;
 use std::thread;

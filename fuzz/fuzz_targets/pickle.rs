@@ -1,0 +1,15 @@
+//! Arbitrary bytes as a pickle: never a panic, every value in the arena, and a result only where nothing broke.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vramp::checkpoint::pickle;
+
+fuzz_target!(|bytes: &[u8]| {
+    let ran = pickle::run(bytes.to_vec(), 0);
+    assert!(ran.end <= bytes.len());
+    assert_eq!(ran.result.is_some(), ran.broken.is_none());
+    let Some(root) = ran.result else { return };
+    let walk = pickle::walk(&ran.arena, root);
+    assert!(walk.reaches(root));
+    assert!(ran.arena.preview(root).chars().count() <= 121);
+});

@@ -1,0 +1,180 @@
+//! The machine against hand-written pickles: what it reads, what it refuses, and that it never does more than the bytes allow.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn ran(bytes: &[u8]) -> Ran {
+    run(bytes.to_vec(), 0)
+}
+
+fn rule(bytes: &[u8]) -> &'static str {
+    let ran = ran(bytes);
+    let walked = ran.result.and_then(|root| walk(&ran.arena, root).broken);
+    ran.broken.or(walked).map_or("", |broken| broken.rule)
+}
+
+fn said(bytes: &[u8]) -> String {
+    let ran = ran(bytes);
+    ran.result.map_or_else(|| format!("{:?}", ran.broken), |root| ran.arena.preview(root))
+}
+
+#[test]
+fn every_protocol_s_way_to_say_a_thing_says_it() {
+    for (bytes, meaning) in [
+        (&b"(I1\nI01\nL-5L\nF2.5\nNt."[..], "(1, True, -5, 2.5, None)"),
+        (b"\x80\x02(K\x01\x88J\xff\xff\xff\xffM\x00\x01t.", "(1, True, -1, 256)"),
+        (b"\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01.", "an integer of 9 bytes"),
+        (b"\x80\x02G\x3f\xf0\x00\x00\x00\x00\x00\x00.", "1.0"),
+        (b"(S'a\\n'\nVb\\u00e9\nU\x01cX\x01\x00\x00\x00dt.", r#"("a\n", "bé", "c", "d")"#),
+        (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x01a\x85.", r#"("a")"#),
+        (b"](I1\nI2\ne.", "[1, 2]"),
+        (b"(lp0\nI1\nag0\n0.", "[1]"),
+        (b"(I1\nI2\nd.", "{1 entries}"),
+        (b"\x80\x04\x8f(K\x01K\x02\x90.", "[1, 2]"),
+        (b"\x80\x04(K\x01K\x02\x91.", "(1, 2)"),
+        (b"\x80\x05\x96\x02\x00\x00\x00\x00\x00\x00\x00hi.", "2 bytes"),
+        (b"K\x012\x86.", "(1, 1)"),
+        (b"K\x07(K\x01K\x021.", "7"),
+        (b"cos\nsystem\n(S'x'\ntR.", r#"os.system("x")"#),
+        (b"(S'x'\nios\nsystem\n.", r#"os.system("x")"#),
+        (b"(cos\nsystem\nS'x'\no.", r#"os.system("x")"#),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system"),
+    ] {
+        assert_eq!(said(bytes), meaning, "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn what_is_wrong_has_a_name() {
+    for (bytes, name) in [
+        (&b""[..], "truncated"),
+        (b"K", "truncated"),
+        (b"K\x01", "truncated"),
+        (b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "truncated"),
+        (b"\xff.", "opcode"),
+        (b"\x80\x09N.", "proto-version"),
+        (b"N\x80\x02.", "proto-misplaced"),
+        (b".", "stack-underflow"),
+        (b"N\x87.", "stack-underflow"),
+        (b"Nt.", "mark-missing"),
+        (b"(N0.", "stack-underflow"),
+        (b"h\x00.", "memo-missing"),
+        (b"Nr\xff\xff\xff\xff.", "memo-index"),
+        (b"X\x01\x00\x00\x00\xff.", "text-encoding"),
+        (b"\x8b\xff\xff\xff\xff.", "number-range"),
+        (b"\x82\x01.", "extension"),
+        (b"\x97.", "out-of-band"),
+        (b"NK\x01a.", "append-target"),
+        (b"NK\x01K\x02s.", "setitem-target"),
+        (b"}(K\x01u.", "stack-shape"),
+        (b"NNb.", "build-target"),
+        (b"NNR.", "argument-type"),
+        (b"cos\nsystem\nNR.", "argument-type"),
+        (b"\x80\x04NN\x93.", "global-not-string"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.", "frame"),
+        (b"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00\x8c\x01a.", "frame"),
+        (b"]q\x00h\x00a.", "cycle"),
+        (b"}q\x00K\x01h\x00s.", "cycle"),
+        (b"}(K\x01NK\x01Nu.", "duplicate-key"),
+        (b"}(K\x01NI01\nNu.", "duplicate-key"),
+        (b"}]Ns.", "dict-key"),
+    ] {
+        assert_eq!(rule(bytes), name, "{}", bytes.escape_ascii());
+    }
+    let wide = [&b"\x8a\xff"[..], &[1; 255], b"."].concat();
+    assert_eq!(rule(&wide), "integer-limit");
+    assert_eq!(rule(&[&b"I"[..], &[b'9'; 5000], b"\n."].concat()), "integer-limit");
+}
+
+#[test]
+fn depth_and_sharing_cost_what_the_bytes_cost() {
+    let deep = [&b")"[..], &[0x85; 200_000], b"."].concat();
+    assert_eq!(rule(&deep), "depth-limit");
+    // Each round makes a list that holds the one before twice.
+    let mut bomb = b"]K\x01aq\x00".to_vec();
+    for slot in 1..100u8 {
+        bomb.extend([b"]h", &[slot - 1][..], b"ah", &[slot - 1], b"aq", &[slot]].concat());
+    }
+    bomb.push(b'.');
+    assert_eq!(rule(&bomb), "resource-limit");
+    assert_eq!(rule(&[0x94].repeat(0)), "truncated");
+    assert_eq!(rule(&[&b"N"[..], &vec![0x94; MAX_MEMO + 1], b"."].concat()), "resource-limit");
+    assert_eq!(rule(&vec![b'N'; MAX_STACK + 1]), "resource-limit");
+}
+
+#[test]
+fn what_was_popped_stays_known() {
+    let ran = ran(b"cos\ngetenv\n(S'HOME'\ntR0N.");
+    let root = ran.result.unwrap();
+    let walk = walk(&ran.arena, root);
+    let global = ran.arena.globals[0];
+    assert_eq!((ran.arena.names(&global), global.offset), (("os", "getenv"), 0));
+    assert!(!walk.reaches(global.id) && walk.reaches(root));
+    assert_eq!(ran.arena.calls[0].offset, 21);
+}
+
+#[test]
+fn a_broken_pickle_still_tells_what_came_before() {
+    let ran = ran(b"cos\ngetenv\n(S'HOME'\ntR\xff");
+    assert_eq!(ran.broken.unwrap().rule, "opcode");
+    assert_eq!(ran.arena.names(&ran.arena.globals[0]), ("os", "getenv"));
+}
+
+/// Pieces of pickles, so that random ones get somewhere.
+fn opcodes() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop::sample::select(vec![
+        &b"N"[..],
+        b"K\x01",
+        b"(",
+        b"t",
+        b"]",
+        b"}",
+        b"a",
+        b"e",
+        b"s",
+        b"u",
+        b"q\x00",
+        b"h\x00",
+        b"\x85",
+        b"\x86",
+        b"R",
+        b"b",
+        b"0",
+        b"2",
+        b"cos\nx\n",
+        b"X\x01\x00\x00\x00a",
+        b"Q",
+        b"\x8f",
+        b"\x90",
+        b"\x91",
+        b"\x81",
+        b"o",
+        b"1",
+        b"\x94",
+        b"\x93",
+        b"I01\n",
+    ]);
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| [pieces.concat(), b".".to_vec()].concat())
+}
+
+proptest! {
+    #[test]
+    fn no_pickle_panics_and_every_id_is_in_the_arena(bytes in prop_oneof![opcodes(), prop::collection::vec(any::<u8>(), 0..200)]) {
+        let ran = ran(&bytes);
+        prop_assert!(ran.end <= bytes.len());
+        prop_assert_eq!(ran.result.is_some(), ran.broken.is_none());
+        let Some(root) = ran.result else { return Ok(()) };
+        let walk = walk(&ran.arena, root);
+        prop_assert!(walk.reaches(root));
+        for id in 0..Id::try_from(ran.arena.values.len()).unwrap() {
+            let mut next = 0;
+            while let Some(child) = ran.arena.child(id, next) {
+                prop_assert!((child as usize) < ran.arena.values.len());
+                prop_assert!(!walk.reaches(id) || walk.reaches(child));
+                next += 1;
+            }
+        }
+        prop_assert!(ran.arena.preview(root).chars().count() <= 121);
+    }
+}

@@ -1,0 +1,198 @@
+//! The members of a zip that `torch.save` wrote: which is the pickle, which are storages, in which byte order.
+//!
+//! Everything lies in one top folder. It reads small members only; the bytes of storages are looked at for their CRC where they are
+//! few, and by an audit.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::bytes::Bytes;
+use super::objects::Declared;
+use super::zip::{Directory, Entry, Method};
+use super::{members, zip};
+use crate::checkpoint::finding::Finding;
+use crate::checkpoint::made::Storage;
+use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
+
+/// Up to so many bytes of storages are compared with their CRC when the archive is opened.
+const CHECKED_BYTES: u64 = 16 << 20;
+/// The longest `version` and `byteorder`, in bytes.
+const SMALL_BYTES: u64 = 64;
+
+/// An archive and what its members are.
+pub(crate) struct Archive<'a> {
+    pub(crate) bytes: &'a dyn Bytes,
+    /// Where the archive begins in its file.
+    start: u64,
+    pub(crate) directory: Directory,
+    by_name: HashMap<String, usize>,
+    root: String,
+    pub(crate) big_endian: bool,
+    /// Whether it is TorchScript: weights with code.
+    pub(crate) script: bool,
+}
+
+impl<'a> Archive<'a> {
+    /// Reads the directory and the small members. `start` is where `bytes` begin in their file.
+    pub(crate) fn open(bytes: &'a dyn Bytes, start: u64) -> io::Result<Archive<'a>> {
+        let directory = zip::read(bytes)?;
+        let mut by_name: HashMap<String, usize> = HashMap::with_capacity(directory.entries.len());
+        for (at, entry) in directory.entries.iter().enumerate() {
+            // Where a name stands twice without a byte in one of them, the other one counts.
+            if entry.len > 0 || !by_name.contains_key(&entry.name) {
+                by_name.insert(entry.name.clone(), at);
+            }
+        }
+        let first = directory.entries.first().map_or("", |entry| entry.name.as_str());
+        let root = first.split_once('/').map_or(String::new(), |(root, _)| root.to_owned());
+        let mut archive = Archive { bytes, start, directory, by_name, root, big_endian: false, script: false };
+        archive.script = archive.member("constants.pkl").is_some() || archive.has_code();
+        archive.check_root();
+        archive.check_small_members()?;
+        archive.check_crcs()?;
+        Ok(archive)
+    }
+
+    /// A member of the top folder.
+    pub(crate) fn member(&self, name: &str) -> Option<&Entry> {
+        let at = self.by_name.get(&format!("{}/{name}", self.root))?;
+        self.directory.entries.get(*at)
+    }
+
+    fn has_code(&self) -> bool {
+        let code = format!("{}/code/", self.root);
+        self.directory.entries.iter().any(|entry| entry.name.starts_with(&code))
+    }
+
+    fn check_root(&mut self) {
+        let folder = format!("{}/", self.root);
+        let strays = self.directory.entries.iter().filter(|entry| !entry.name.starts_with(&folder));
+        let stray = strays.map(|entry| entry.name.clone()).next();
+        let findings = &mut self.directory.findings;
+        if let Some(stray) = stray.filter(|_| !self.root.is_empty()) {
+            let what =
+                format!("it lies outside the top folder {:?}: readers disagree on which folder counts", self.root);
+            findings.push(Finding::malformed("ambiguous-root", what).within(&stray));
+        }
+        // Without a directory something worse has been found.
+        let readable = findings.iter().all(|finding| finding.rule != "no-eocd");
+        if readable && self.member("data.pkl").is_none() {
+            let what = "no data.pkl in its top folder: not an archive of torch.save";
+            self.directory.findings.push(Finding::malformed("pickle-missing", what));
+        }
+    }
+
+    fn check_small_members(&mut self) -> io::Result<()> {
+        let mut found = Vec::new();
+        let is_number = |text: &[u8]| std::str::from_utf8(text).is_ok_and(|text| text.trim().parse::<u64>().is_ok());
+        match self.small("version", &mut found)? {
+            Some(text) if is_number(&text) => {}
+            Some(_) => found.push(Finding::malformed("version", "the member version is no number")),
+            None if self.member("data.pkl").is_none() => {}
+            None => found.push(Finding::malformed("version", "no member version: torch itself refuses that")),
+        }
+        if self.small(".format_version", &mut found)?.is_some_and(|text| !is_number(&text)) {
+            found.push(Finding::malformed("format-version", "the member .format_version is no number"));
+        }
+        match self.small("byteorder", &mut found)?.as_deref() {
+            None | Some(b"little") => {}
+            Some(b"big") => self.big_endian = true,
+            Some(other) => {
+                let other = String::from_utf8_lossy(other).into_owned();
+                found.push(Finding::malformed(
+                    "byteorder",
+                    format!("the byte order is {other:?}, neither little nor big"),
+                ));
+            }
+        }
+        self.directory.findings.append(&mut found);
+        Ok(())
+    }
+
+    fn small(&self, name: &str, found: &mut Vec<Finding>) -> io::Result<Option<Vec<u8>>> {
+        let Some(entry) = self.member(name) else { return Ok(None) };
+        Ok(members::read(self.bytes, entry, SMALL_BYTES)?.map_err(|finding| found.push(finding)).ok())
+    }
+
+    fn check_crcs(&mut self) -> io::Result<()> {
+        let absent = self.directory.entries.iter().filter(|entry| entry.crc == 0 && entry.len > 0).count();
+        if absent > 0 {
+            let what = format!("{absent} members have no CRC: damage to them cannot be noticed");
+            self.directory.findings.push(Finding::notice("crc-absent", what));
+        }
+        let bytes: u64 = self.storages().map(|entry| entry.packed).sum();
+        if bytes <= CHECKED_BYTES {
+            let wrong = self.wrong_crcs()?;
+            self.directory.findings.extend(wrong);
+        }
+        Ok(())
+    }
+
+    /// The members that are storages.
+    pub(crate) fn storages(&self) -> impl Iterator<Item = &Entry> {
+        let folder = format!("{}/data/", self.root);
+        self.directory.entries.iter().filter(move |entry| entry.name.starts_with(&folder))
+    }
+
+    /// The storages whose bytes do not have the CRC that is stated.
+    pub(crate) fn wrong_crcs(&self) -> io::Result<Vec<Finding>> {
+        let mut wrong = Vec::new();
+        for entry in self.storages().filter(|entry| entry.crc != 0 && !members::is_bomb(entry)) {
+            let what = match members::pass(self.bytes, entry)? {
+                Some(passed) if passed.len != entry.len => {
+                    format!("it inflates to {} bytes, {} are stated", passed.len, entry.len)
+                }
+                Some(passed) if passed.crc == entry.crc => continue,
+                Some(_) => "its bytes do not have the CRC-32 that the archive states: damaged".to_owned(),
+                None => "its bytes cannot be unpacked".to_owned(),
+            };
+            wrong.push(Finding::malformed("crc", what).within(&entry.name));
+        }
+        Ok(wrong)
+    }
+
+    /// Whether storages without a CRC hold nothing but zeros: set aside and never written.
+    pub(crate) fn is_unwritten(&self) -> io::Result<bool> {
+        let mut any = false;
+        for entry in self.storages().filter(|entry| entry.len > 0) {
+            if entry.crc != 0 || !members::pass(self.bytes, entry)?.is_some_and(|passed| passed.all_zero) {
+                return Ok(false);
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// The pickle of the archive, and the name of its member.
+    pub(crate) fn pickle(&self) -> io::Result<Result<(Vec<u8>, String), Finding>> {
+        match self.member("data.pkl") {
+            Some(entry) => {
+                Ok(members::read(self.bytes, entry, MAX_PICKLE_BYTES)?.map(|bytes| (bytes, entry.name.clone())))
+            }
+            None => Ok(Err(Finding::malformed("pickle-missing", "no data.pkl"))),
+        }
+    }
+
+    /// Where the bytes of a storage lie.
+    pub(crate) fn locate(&self, declared: &Declared) -> Result<Storage, Finding> {
+        let name = format!("data/{}", declared.key);
+        let missing = || Finding::malformed("record-missing", format!("no member {name}, which a tensor needs"));
+        let entry = self.member(&name).ok_or_else(missing)?;
+        if members::is_bomb(entry) {
+            let what = format!("{} bytes would become {}", entry.packed, entry.len);
+            return Err(Finding::suspicious("ratio-limit", what).within(&entry.name));
+        }
+        if entry.len != declared.bytes() {
+            let what = format!("{} bytes, but the pickle says {}", entry.len, declared.bytes());
+            return Err(Finding::malformed("storage-size", what).within(&entry.name));
+        }
+        let data = entry.data.ok_or_else(missing)?;
+        Ok(Storage {
+            offset: self.start.saturating_add(data),
+            packed: entry.packed,
+            len: entry.len,
+            deflated: entry.method == Some(Method::Deflated),
+            crc: entry.crc,
+        })
+    }
+}

@@ -1,0 +1,472 @@
+//! What a file would do to a program that trusts it: every global that its pickles name, every oddity of its container, found
+//! without executing anything.
+//!
+//! It looks at content, never at extensions, and at what other readers could take the file for: members under a second name, bytes
+//! before, between and after members, archives in comments. Everything found stays in one list; [`Verdict`] is the worst of it.
+//! It never says that a file is harmless, only that it holds nothing but what is on the allow-list.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::archive::Archive;
+use super::assemble::Assembly;
+use super::bytes::{Ahead, Bytes, Memory, Window, read_vec};
+use super::legacy::{self, Stack};
+use super::objects::{Declared, Objects};
+pub use super::pickled::NamedGlobal;
+use super::pickled::Pickled;
+use super::zip::Entry;
+use super::{BEGINNING, Kind, hides_archive, members, recognise};
+use crate::checkpoint::finding::{Finding, Severity};
+use crate::checkpoint::made::Storage;
+use crate::checkpoint::pickle::{Id, MAX_PICKLE_BYTES};
+use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
+use crate::checkpoint::shard;
+use crate::error::{Error, Result};
+
+/// Pickles back to back that are run at most.
+const MOST_PICKLES: usize = 64;
+/// Archives within archives that are looked into.
+const MOST_NESTED: usize = 3;
+/// Findings of one file that are kept.
+const MOST_FINDINGS: usize = 10_000;
+
+/// The worst that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Contains only allow-listed constructs.
+    Clean,
+    /// The same, and something worth knowing.
+    Notice,
+    /// Damaged, or against the rules of its format.
+    Malformed,
+    /// Not what an honest writer of weights makes.
+    Suspicious,
+    /// Names something that is known to run code.
+    Dangerous,
+}
+
+/// Tensors of one element type.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct OfType {
+    /// How many there are.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What an audit of one file found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Audit {
+    /// The file.
+    pub path: PathBuf,
+    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `pickle`, `tar`, `safetensors` or `unknown`.
+    pub format: &'static str,
+    /// The worst finding.
+    pub verdict: Verdict,
+    /// The pickle protocol, where there is a pickle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
+    /// Every name that its pickles hold.
+    pub globals: Vec<NamedGlobal>,
+    /// Everything that was found.
+    pub findings: Vec<Finding>,
+    /// The tensors, by element type.
+    pub tensors: BTreeMap<String, OfType>,
+    /// Groups of tensors over the same storage.
+    pub shared: Vec<Vec<std::sync::Arc<str>>>,
+    /// Bytes of storages that no tensor has.
+    pub bytes_in_no_tensor: u64,
+    /// Whether checksums could be compared: `checked`, `absent`, `none` (the format has none).
+    pub crc: &'static str,
+}
+
+/// Audits one file.
+///
+/// # Errors
+/// When the file is not there or cannot be read. Whatever is wrong with its content is a finding.
+pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
+    let path = path.as_ref();
+    let (file, metadata) = shard::open_regular(path)?;
+    let window = Window { file: &file, start: 0, len: metadata.len() };
+    let mut audit = Audit::new(path);
+    audit.look(&window).map_err(|error| Error::io("read", path, error))?;
+    if audit.format == "safetensors"
+        && let Err(error) = shard::read_head(path, MAX_HEADER_BYTES)
+    {
+        audit.add(Finding::malformed("safetensors", error.to_string()));
+    }
+    Ok(audit.judged())
+}
+
+/// Audits bytes as if they were a file.
+///
+/// # Errors
+/// None but those of the memory.
+pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
+    let mut audit = Audit::new(Path::new("bytes"));
+    audit.look(&Memory(bytes))?;
+    Ok(audit.judged())
+}
+
+/// A part of other bytes.
+struct Part<'a, B: Bytes + ?Sized> {
+    whole: &'a B,
+    start: u64,
+    len: u64,
+}
+
+impl<B: Bytes + ?Sized> Bytes for Part<'_, B> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        match offset.checked_add(target.len() as u64) {
+            Some(end) if end <= self.len => self.whole.read(self.start.saturating_add(offset), target),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl Verdict {
+    fn of(findings: &[Finding]) -> Verdict {
+        match findings.iter().map(|finding| finding.severity).max() {
+            None => Verdict::Clean,
+            Some(Severity::Notice) => Verdict::Notice,
+            Some(Severity::Malformed) => Verdict::Malformed,
+            Some(Severity::Suspicious) => Verdict::Suspicious,
+            Some(Severity::Dangerous) => Verdict::Dangerous,
+        }
+    }
+}
+
+impl Audit {
+    fn new(path: &Path) -> Audit {
+        Audit {
+            path: path.to_owned(),
+            format: "unknown",
+            verdict: Verdict::Clean,
+            protocol: None,
+            globals: Vec::new(),
+            findings: Vec::new(),
+            tensors: BTreeMap::new(),
+            shared: Vec::new(),
+            bytes_in_no_tensor: 0,
+            crc: "none",
+        }
+    }
+
+    fn add(&mut self, finding: Finding) {
+        if self.findings.len() < MOST_FINDINGS && !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
+    }
+
+    fn judged(mut self) -> Audit {
+        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        self.verdict = Verdict::of(&self.findings);
+        self
+    }
+
+    /// Recognises the bytes and looks at them as what they are, and as what else they could be taken for.
+    fn look(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
+        let kind = recognise(&beginning, bytes.len());
+        if kind != Some(Kind::Zip) && hides_archive(bytes)? {
+            self.add(Finding::suspicious("prefix-data", "a zip archive stands behind other data"));
+            self.zip(bytes, MOST_NESTED)?;
+        }
+        match kind {
+            Some(Kind::Zip) => {
+                self.format = "torch-zip";
+                self.zip(bytes, MOST_NESTED)?;
+            }
+            Some(Kind::Legacy) => {
+                self.format = "torch-legacy";
+                self.legacy(bytes)?;
+            }
+            Some(Kind::Tar) => {
+                self.format = "tar";
+                self.tar(bytes)?;
+            }
+            Some(Kind::Pickle) => {
+                self.format = "pickle";
+                self.pickles(bytes, None)?;
+            }
+            None if beginning.get(8) == Some(&b'{') => self.format = "safetensors",
+            None => self.unknown(bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Old pickles have no mark at their beginning: whatever runs as one, or names a global, is one.
+    fn unknown(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        let first = legacy::run_at(bytes, 0, None)?;
+        if first.ran.result.is_some() || !first.globals.is_empty() {
+            self.format = "pickle";
+            return self.pickles(bytes, None);
+        }
+        self.add(Finding::malformed("not-recognised", "neither a file of PyTorch, nor a pickle, nor safetensors"));
+        Ok(())
+    }
+
+    // ---- pickles
+
+    fn take(&mut self, pickled: &Pickled) {
+        self.protocol = self.protocol.max(Some(pickled.ran.protocol));
+        self.globals.extend(pickled.globals.iter().cloned());
+        pickled.findings.iter().cloned().for_each(|finding| self.add(finding));
+    }
+
+    /// Pickles back to back.
+    fn pickles(&mut self, bytes: &dyn Bytes, member: Option<&str>) -> io::Result<()> {
+        let mut at = 0;
+        for number in 0..MOST_PICKLES {
+            let pickled = legacy::run_at(bytes, at, member)?;
+            self.take(&pickled);
+            at += pickled.ran.end as u64;
+            if pickled.ran.broken.is_some() || at >= bytes.len() {
+                break;
+            }
+            if number == 0 {
+                let what = format!("{} bytes follow the first pickle", bytes.len() - at);
+                let finding = Finding::suspicious("trailing-pickle", what);
+                self.add(Finding { member: member.map(str::to_owned), ..finding });
+            }
+        }
+        Ok(())
+    }
+
+    fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        let stack = Stack::read(bytes)?;
+        stack.pickles.iter().for_each(|pickled| self.take(pickled));
+        stack.findings.iter().cloned().for_each(|finding| self.add(finding));
+        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else { return Ok(()) };
+        let mut objects = Objects::new(&pickled.ran.arena);
+        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else { return Ok(()) };
+        objects.declare();
+        objects.gather(root);
+        let by_key: HashMap<&str, &Declared> =
+            objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
+        let places = match legacy::locate(bytes, stack.end, keys, |key| by_key.get(key).copied())? {
+            Ok(places) => places,
+            Err(finding) => {
+                self.add(finding);
+                HashMap::new()
+            }
+        };
+        self.tensors(objects, bytes.len(), |declared| places.get(&declared.key).copied());
+        Ok(())
+    }
+
+    fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        const BLOCK: u64 = 512;
+        self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
+        let mut at = 0u64;
+        while at.saturating_add(BLOCK) <= bytes.len() {
+            let header = read_vec(bytes, at, BLOCK)?;
+            let name: Vec<u8> = header.iter().take(100).copied().take_while(|byte| *byte != 0).collect();
+            let digits = header.get(124..136).unwrap_or_default();
+            let digits: String =
+                digits.iter().filter(|byte| byte.is_ascii_digit()).map(|byte| char::from(*byte)).collect();
+            let (Ok(len), false) = (u64::from_str_radix(&digits, 8), name.is_empty()) else { break };
+            let start = at + BLOCK;
+            let left = bytes.len() - start;
+            let part = Part { whole: bytes, start, len: len.min(left) };
+            let name = String::from_utf8_lossy(&name).into_owned();
+            if part.len > 0 && looks_pickled(&part)? {
+                let first = legacy::run_at(&part, 0, Some(&name))?;
+                self.take(&first);
+            }
+            at = start.saturating_add(len.next_multiple_of(BLOCK));
+        }
+        Ok(())
+    }
+
+    // ---- archives
+
+    fn zip(&mut self, bytes: &dyn Bytes, nested: usize) -> io::Result<()> {
+        let ahead = Ahead::new(bytes);
+        let archive = Archive::open(&ahead, 0)?;
+        archive.directory.findings.iter().cloned().for_each(|finding| self.add(finding));
+        if archive.script {
+            self.format = "torchscript";
+            let what = "a TorchScript archive: it holds code, which torch.jit.load would run";
+            self.add(Finding::notice("torchscript", what));
+        }
+        self.checksums(&archive)?;
+        let referenced = self.main_pickle(&archive, bytes.len())?;
+        let main = archive.member("data.pkl").map(|entry| entry.header);
+        for entry in archive.directory.entries.iter().filter(|entry| Some(entry.header) != main) {
+            self.other_member(bytes, entry, &referenced)?;
+        }
+        for (from, to) in &archive.directory.strays {
+            let len = bytes.len().min(*to).saturating_sub(*from);
+            if len > 0 {
+                self.stray(&Part { whole: bytes, start: *from, len }, nested)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn checksums(&mut self, archive: &Archive) -> io::Result<()> {
+        let absent = archive.storages().any(|entry| entry.crc == 0 && entry.len > 0);
+        self.crc = if absent { "absent" } else { "checked" };
+        archive.wrong_crcs()?.into_iter().for_each(|finding| self.add(finding));
+        if absent && archive.is_unwritten()? {
+            let what = "no storage has a CRC and all are zeros: the file was laid out and its weights never written";
+            self.add(Finding::suspicious("crc-absent", what));
+        }
+        Ok(())
+    }
+
+    /// The archive's own pickle. Returns the names of the storages that it declares.
+    fn main_pickle(&mut self, archive: &Archive, file_bytes: u64) -> io::Result<HashSet<String>> {
+        let mut referenced = HashSet::new();
+        let (bytes, member) = match archive.pickle()? {
+            Ok(pickle) => pickle,
+            Err(finding) => {
+                self.add(finding);
+                let Some(entry) = archive.member("data.pkl") else { return Ok(referenced) };
+                (self.bytes_of(archive.bytes, entry)?, entry.name.clone())
+            }
+        };
+        let len = bytes.len();
+        let mut pickled = Pickled::run(bytes, 0, Some(&member));
+        pickled.check_end(len, &member);
+        self.take(&pickled);
+        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none() && !archive.script) else {
+            return Ok(referenced);
+        };
+        let mut objects = Objects::new(&pickled.ran.arena);
+        objects.declare();
+        objects.gather(root);
+        let mut places = HashMap::new();
+        for declared in objects.storages.values() {
+            referenced.insert(format!("data/{}", declared.key));
+            match archive.locate(declared) {
+                Ok(storage) => drop(places.insert(declared.key.clone(), storage)),
+                Err(finding) => self.add(finding),
+            }
+        }
+        self.tensors(objects, file_bytes, |declared| places.get(&declared.key).copied());
+        Ok(referenced)
+    }
+
+    /// A member's bytes whatever its checksum says, as far as they can be had.
+    fn bytes_of(&mut self, bytes: &dyn Bytes, entry: &Entry) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        if members::is_bomb(entry) {
+            let what = format!("{} bytes would become {}", entry.packed, entry.len);
+            self.add(Finding::suspicious("ratio-limit", what).within(&entry.name));
+            return Ok(out);
+        }
+        let Some(stream) = members::stream(bytes, entry) else { return Ok(out) };
+        match stream.take(entry.len.min(MAX_PICKLE_BYTES)).read_to_end(&mut out) {
+            Err(e) if e.kind() == io::ErrorKind::OutOfMemory => Err(e),
+            _ => Ok(out),
+        }
+    }
+
+    fn other_member(&mut self, bytes: &dyn Bytes, entry: &Entry, referenced: &HashSet<String>) -> io::Result<()> {
+        let name = entry.name.split('\0').next().unwrap_or_default().to_ascii_lowercase();
+        let inner = entry.name.split_once('/').map_or("", |(_, inner)| inner);
+        let is_storage = inner.starts_with("data/");
+        if referenced.contains(inner) || entry.len == 0 {
+            return Ok(());
+        }
+        if is_storage && self.format == "torch-zip" {
+            self.bytes_in_no_tensor = self.bytes_in_no_tensor.saturating_add(entry.len);
+            self.add(Finding::notice("unreferenced-record", "a storage that no tensor has").within(&entry.name));
+        }
+        let named = name.ends_with(".pkl");
+        if !named && !begins_pickled(bytes, entry)? {
+            return Ok(());
+        }
+        let content = self.bytes_of(bytes, entry)?;
+        let pickled = Pickled::run(content, 0, Some(&entry.name));
+        if named {
+            self.take(&pickled);
+        } else if pickled.ran.result.is_some() || !pickled.globals.is_empty() {
+            self.take(&pickled);
+            self.add(Finding::suspicious("extra-pickle", "a pickle where a storage should be").within(&entry.name));
+        }
+        Ok(())
+    }
+
+    /// Bytes that belong to no member: whatever could be read there is looked at.
+    fn stray(&mut self, part: &Part<'_, dyn Bytes + '_>, nested: usize) -> io::Result<()> {
+        let beginning = read_vec(part, 0, part.len().min(4))?;
+        if beginning.starts_with(b"PK") && nested > 0 {
+            return self.zip(part, nested - 1);
+        }
+        let first = legacy::run_at(part, 0, None)?;
+        if first.ran.result.is_some() || !first.globals.is_empty() {
+            self.add(Finding::suspicious("extra-pickle", "a pickle outside all members"));
+            self.pickles(part, None)?;
+        }
+        Ok(())
+    }
+
+    // ---- tensors
+
+    fn tensors(&mut self, objects: Objects, file_bytes: u64, place: impl Fn(&Declared) -> Option<Storage>) {
+        let Objects { storages, tensors, aside, findings, .. } = objects;
+        findings.into_iter().for_each(|finding| self.add(finding));
+        for aside in aside.into_iter().filter(|aside| aside.tell) {
+            let unknown = aside.why.starts_with("an unknown object");
+            if !unknown {
+                self.add(Finding::notice("not-converted", format!("{:?} is {}", aside.name, aside.why)));
+            }
+        }
+        if tensors.is_empty() {
+            self.add(Finding::notice("no-tensors", "no dense tensor in its object"));
+        }
+        let mut assembly = Assembly::new(0, file_bytes);
+        let mut used: HashMap<String, (u64, u64)> = HashMap::new();
+        for found in tensors {
+            let id: Id = found.dense.storage;
+            let Some((declared, storage)) = storages.get(&id).and_then(|it| Some((it, place(it)?))) else { continue };
+            let bytes = found.dense.elements().saturating_mul(found.dense.kind.bytes);
+            let of_type = self.tensors.entry(found.dense.kind.dtype.as_ref().map_or("?", |it| it.name()).to_owned());
+            let of_type = of_type.or_default();
+            of_type.tensors += 1;
+            of_type.bytes = of_type.bytes.saturating_add(bytes);
+            let used = used.entry(declared.key.clone()).or_insert((0, storage.len));
+            used.0 = used.0.saturating_add(bytes).min(storage.len);
+            assembly.add(found, storage, 0);
+        }
+        let unused: u64 = used.values().map(|(used, all)| all - used).sum();
+        self.bytes_in_no_tensor = self.bytes_in_no_tensor.saturating_add(unused);
+        let assembled = assembly.finish();
+        self.shared = assembled.shared;
+        for finding in assembled.findings {
+            // Two paths with one name are odd to a list of names only.
+            let severity = if finding.rule == "typed-path" { Severity::Notice } else { finding.severity };
+            self.add(Finding { severity, ..finding });
+        }
+    }
+}
+
+fn begins_pickled(bytes: &dyn Bytes, entry: &Entry) -> io::Result<bool> {
+    let Some(mut stream) = members::stream(bytes, entry) else { return Ok(false) };
+    let mut head = [0; 2];
+    Ok(stream.read_exact(&mut head).is_ok() && is_mark(head))
+}
+
+fn looks_pickled(bytes: &dyn Bytes) -> io::Result<bool> {
+    let mut head = [0; 2];
+    let len = bytes.len().min(2);
+    bytes.read(0, head.get_mut(..usize::try_from(len).unwrap_or(0)).unwrap_or_default())?;
+    Ok(is_mark(head) || head[0] == b'(')
+}
+
+fn is_mark(head: [u8; 2]) -> bool {
+    head[0] == 0x80 && (2..=5).contains(&head[1])
+}

@@ -1,0 +1,333 @@
+//! Folders of PyTorch's distributed checkpoint (DCP): `.metadata` says which boxes of which tensors lie where in which `.distcp`
+//! file; each box is a whole archive of `torch.save` within it.
+//!
+//! `.metadata` is a pickle, which PyTorch itself unpickles without a check; here it goes through the same machine as every other.
+//! A path in it may not leave the folder. Objects that are no tensors are named and not read.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, Metadata};
+use std::path::Path;
+
+use super::bytes::{self, Window};
+use super::pickled::Pickled;
+use super::{Part, Reader, kinds};
+use crate::checkpoint::dcp::{self, Piece};
+use crate::checkpoint::finding::Finding;
+use crate::checkpoint::index::is_plain_name;
+use crate::checkpoint::open::OpenOptions;
+use crate::checkpoint::pickle::{Arena, Id, MAX_PICKLE_BYTES};
+use crate::checkpoint::safetensors::Stored;
+use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::extent::ShardIndex;
+use crate::fault::{Fault, Listed, quoted};
+
+/// The name of the file that describes the folder.
+pub(crate) const METADATA: &str = ".metadata";
+
+/// A tensor as `.metadata` describes it.
+struct Described {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    /// Where each box begins, and its size.
+    boxes: Vec<(Vec<u64>, Vec<u64>)>,
+}
+
+/// Where an item lies.
+#[derive(Clone)]
+struct Place {
+    file: String,
+    offset: u64,
+    len: u64,
+}
+
+/// A box of a tensor, to be found in a file.
+struct Wanted {
+    tensor: usize,
+    start: Vec<u64>,
+    shape: Vec<u64>,
+    place: Place,
+}
+
+/// Opens a folder that DCP wrote.
+pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    let path = folder.join(METADATA);
+    let (file, meta) = shard::open_regular(&path)?;
+    if meta.len() > MAX_PICKLE_BYTES {
+        let what = format!("the length in bytes of {}", path.display());
+        return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: meta.len(), hint: None });
+    }
+    let window = Window { file: &file, start: 0, len: meta.len() };
+    let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", &path, error))?;
+    let mut pickled = Pickled::run(text, 0, None);
+    pickled.check_end(usize::try_from(meta.len()).unwrap_or(usize::MAX), METADATA);
+    let reader = Reader { path: &path, options };
+    reader.demand(&pickled.findings)?;
+    let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
+    description.refuse_escapes(&path)?;
+    Gather::new(folder, options, description).run()
+}
+
+// ---- the description
+
+/// What `.metadata` says.
+struct Description {
+    tensors: Vec<(String, Described)>,
+    places: HashMap<(String, Option<Vec<u64>>), Place>,
+    skipped: Vec<Skipped>,
+}
+
+type Checked<T> = Result<T, Finding>;
+
+fn damaged<T>(what: impl Into<String>) -> Checked<T> {
+    Err(Finding::malformed("dcp-metadata", what))
+}
+
+/// The fields of a data class, by name.
+fn field(arena: &Arena, object: Id, name: &str) -> Option<Id> {
+    arena.member(arena.as_call(object)?.state?, name)
+}
+
+fn class(arena: &Arena, object: Id) -> &str {
+    let function = arena.as_call(object).map(|call| call.function);
+    function.and_then(|function| arena.as_global(function)).map_or("", |(_, name)| name)
+}
+
+/// A `torch.Size`, or a tuple or list of numbers.
+fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+    let inner = match arena.as_call(id) {
+        Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
+        _ => id,
+    };
+    arena.as_sequence(inner)?.iter().map(|item| u64::try_from(arena.as_int(*item)?).ok()).collect()
+}
+
+impl Description {
+    fn of(pickled: &Pickled) -> Checked<Description> {
+        let arena = &pickled.ran.arena;
+        let root = pickled.ran.result.filter(|root| class(arena, *root) == "Metadata");
+        let Some(root) = root else { return damaged("it does not hold a description of a distributed checkpoint") };
+        let pairs = |name| field(arena, root, name).and_then(|id| arena.as_dict(id));
+        let (Some(tensors), Some(places)) = (pairs("state_dict_metadata"), pairs("storage_data")) else {
+            return damaged("the list of tensors or that of their places is missing");
+        };
+        let mut found = Description { tensors: Vec::new(), places: HashMap::new(), skipped: Vec::new() };
+        for (name, object) in tensors {
+            let Some(name) = arena.as_text(*name) else { return damaged("a tensor whose name is no text") };
+            found.describe(arena, name, *object)?;
+        }
+        for (key, info) in places {
+            found.place(arena, *key, *info)?;
+        }
+        found.tensors.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(found)
+    }
+
+    fn describe(&mut self, arena: &Arena, name: &str, object: Id) -> Checked<()> {
+        if class(arena, object) != "TensorStorageMetadata" {
+            let why = "plain data that is pickled: not read".to_owned();
+            self.skipped.push(Skipped { name: name.to_owned(), why });
+            return Ok(());
+        }
+        let described = described(arena, object);
+        let Some((module, kind, shape, boxes)) = described else {
+            return damaged(format!("the description of tensor {name:?} is not whole"));
+        };
+        match kinds::of_dtype(&module, &kind).and_then(|kind| kind.dtype) {
+            Some(dtype) => self.tensors.push((name.to_owned(), Described { dtype, shape, boxes })),
+            None => {
+                let why = format!("a tensor of {kind}, which safetensors lacks");
+                self.skipped.push(Skipped { name: name.to_owned(), why });
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, arena: &Arena, key: Id, info: Id) -> Checked<()> {
+        let read = || {
+            let name = arena.as_text(field(arena, key, "fqn")?)?.to_owned();
+            let offset = field(arena, key, "offset").and_then(|offset| numbers(arena, offset));
+            let number = |name| u64::try_from(arena.as_int(field(arena, info, name)?)?).ok();
+            let file = arena.as_text(field(arena, info, "relative_path")?)?.to_owned();
+            Some(((name, offset), Place { file, offset: number("offset")?, len: number("length")? }))
+        };
+        let Some((key, place)) = read() else { return damaged("the place of a tensor is not whole") };
+        match self.places.insert(key, place) {
+            None => Ok(()),
+            Some(_) => damaged("one box of a tensor has two places"),
+        }
+    }
+
+    /// No path leaves the folder; none is opened before all are known to stay.
+    fn refuse_escapes(&self, path: &Path) -> Result<()> {
+        let escapes = self.places.values().filter(|place| !is_plain_name(&place.file));
+        let mut names: Vec<String> = escapes.map(|place| quoted(&place.file)).collect();
+        names.sort();
+        names.dedup();
+        let list: Listed = names.into_iter().collect();
+        list.into_fault(Fault::Escapes).map_err(|fault| Error::malformed(path, fault))
+    }
+}
+
+/// Module and name of the element type, the shape, the boxes.
+type Read = (String, String, Vec<u64>, Vec<(Vec<u64>, Vec<u64>)>);
+
+fn described(arena: &Arena, object: Id) -> Option<Read> {
+    let properties = arena.as_call(field(arena, object, "properties")?)?.state?;
+    let dtype = match arena.as_tuple(properties) {
+        Some(fields) => *fields.first()?,
+        None => arena.member(properties, "dtype")?,
+    };
+    let (module, name) = arena.as_global(dtype)?;
+    let shape = numbers(arena, field(arena, object, "size")?)?;
+    let chunk = |chunk: &Id| {
+        let part = |name| numbers(arena, field(arena, *chunk, name)?);
+        Some((part("offsets")?, part("sizes")?))
+    };
+    let boxes = arena.as_sequence(field(arena, object, "chunks")?)?.iter().map(chunk).collect::<Option<_>>()?;
+    Some((module.to_owned(), name.to_owned(), shape, boxes))
+}
+
+// ---- the files
+
+/// The boxes of all tensors, found in their files one file after the other.
+struct Gather<'a> {
+    folder: &'a Path,
+    options: &'a OpenOptions,
+    description: Description,
+    shards: Vec<Shard>,
+    /// For each tensor: its boxes, and where each begins.
+    pieces: Vec<Vec<(ShardIndex, Stored, Vec<u64>)>>,
+    warnings: Vec<String>,
+}
+
+impl<'a> Gather<'a> {
+    fn new(folder: &'a Path, options: &'a OpenOptions, description: Description) -> Gather<'a> {
+        let pieces = description.tensors.iter().map(|_| Vec::new()).collect();
+        Gather { folder, options, description, shards: Vec::new(), pieces, warnings: Vec::new() }
+    }
+
+    fn run(mut self) -> Result<Checkpoint> {
+        let mut by_file: BTreeMap<String, Vec<Wanted>> = BTreeMap::new();
+        for wanted in self.wanted()? {
+            by_file.entry(wanted.place.file.clone()).or_default().push(wanted);
+        }
+        for (name, wanted) in by_file {
+            self.file(&name, wanted)?;
+        }
+        let tensors = self.tensors().map_err(|fault| Error::malformed(self.folder, fault))?;
+        let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
+        let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
+        Ok(Checkpoint { path, shards, tensors, metadata, warnings, format: Format::TorchDcp, skipped, shared })
+    }
+
+    /// Every box with its place.
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let (mut wanted, mut missing) = (Vec::new(), Listed::new());
+        for (at, (name, tensor)) in self.description.tensors.iter().enumerate() {
+            for (start, shape) in &tensor.boxes {
+                let key = |start: Option<Vec<u64>>| (name.clone(), start);
+                let places = &self.description.places;
+                let place = places.get(&key(Some(start.clone()))).or_else(|| places.get(&key(None)));
+                match place {
+                    Some(place) => {
+                        let (start, shape, place) = (start.clone(), shape.clone(), place.clone());
+                        wanted.push(Wanted { tensor: at, start, shape, place });
+                    }
+                    None => {
+                        missing.push_tensor(name, || format!("{}: the box at {start:?} has no place", quoted(name)))
+                    }
+                }
+            }
+        }
+        missing.into_fault(Fault::Boxes).map_err(|fault| Error::malformed(self.folder.join(METADATA), fault))?;
+        Ok(wanted)
+    }
+
+    fn file(&mut self, name: &str, wanted: Vec<Wanted>) -> Result<()> {
+        let path = self.folder.join(name);
+        let (file, meta) = shard::open_regular(&path)?;
+        let (bytes, identity) = (meta.len(), shard::identity(&meta));
+        let number = self.next_shard();
+        self.shards.push(Shard { path: path.clone(), bytes, identity, made: None });
+        for wanted in wanted {
+            self.item(&path, &file, &meta, number, wanted)?;
+        }
+        Ok(())
+    }
+
+    fn next_shard(&self) -> ShardIndex {
+        ShardIndex::try_from(self.shards.len()).unwrap_or(ShardIndex::MAX)
+    }
+
+    /// One box: an archive within the file that holds exactly that tensor.
+    fn item(&mut self, path: &Path, file: &File, meta: &Metadata, number: ShardIndex, wanted: Wanted) -> Result<()> {
+        let Some((name, tensor)) = self.description.tensors.get(wanted.tensor) else { return Ok(()) };
+        let Place { offset, len, .. } = wanted.place;
+        if offset.checked_add(len).is_none_or(|end| end > meta.len()) {
+            let what =
+                format!("tensor {name:?} would lie at bytes {offset} + {len} of a file of {}: truncated", meta.len());
+            return Err(Error::malformed(path, Fault::Other(what)));
+        }
+        let plain = OpenOptions { key: None, ..self.options.clone() };
+        let reader = Reader { path, options: &plain };
+        let Part { assembled, skipped, .. } = reader.zip(&Window { file, start: offset, len }, offset, number, None)?;
+        let wrong = |what: String| {
+            let what = format!("the item at byte {offset} {what}, where {} belongs", quoted(name));
+            Err(Error::malformed(path, Fault::Other(what)))
+        };
+        let [found] = assembled.tensors.as_slice() else {
+            let what = skipped.first().map_or("no single tensor".to_owned(), |skipped| skipped.why.clone());
+            return wrong(format!("holds {what}"));
+        };
+        if found.dtype != tensor.dtype || *found.shape != *wanted.shape {
+            return wrong(format!("is {} {:?}, not {} {:?}", found.dtype, found.shape, tensor.dtype, wanted.shape));
+        }
+        let TensorData::Whole(extent) = found.data else { return wrong("lies in several pieces".into()) };
+        let made = self
+            .shards
+            .last()
+            .filter(|_| extent.shard != number)
+            .map(|file| Shard { path: path.to_owned(), ..file.made_by(assembled.recipe) });
+        let shard = if made.is_some() { self.next_shard() } else { number };
+        let (name, dtype, shape) = (found.name.clone(), found.dtype.clone(), wanted.shape);
+        let stored = Stored { name, dtype, shape, offset: extent.offset, len: extent.len };
+        self.shards.extend(made);
+        if let Some(pieces) = self.pieces.get_mut(wanted.tensor) {
+            pieces.push((shard, stored, wanted.start));
+        }
+        Ok(())
+    }
+
+    /// The boxes put together.
+    fn tensors(&self) -> Result<Vec<TensorInfo>, Fault> {
+        let (mut tensors, mut problems) = (Vec::new(), Listed::new());
+        for ((name, described), pieces) in self.description.tensors.iter().zip(&self.pieces) {
+            let Some(called) = self.called(name) else { continue };
+            let pieces: Vec<Piece> =
+                pieces.iter().map(|(shard, stored, start)| Piece { shard: *shard, stored, start }).collect();
+            match dcp::assemble(&pieces) {
+                Ok((shape, data)) if shape == described.shape => {
+                    let (dtype, shape) = (described.dtype.clone(), shape.into());
+                    tensors.push(TensorInfo { name: called.into(), dtype, shape, data });
+                }
+                Ok((shape, _)) => problems.push_tensor(name, || {
+                    format!("{}: its boxes make {shape:?}, its shape is {:?}", quoted(name), described.shape)
+                }),
+                Err(why) => problems.push_tensor(name, || format!("{}: {why}", quoted(name))),
+            }
+        }
+        problems.into_fault(Fault::Boxes)?;
+        tensors.sort_by(|a: &TensorInfo, b: &TensorInfo| a.name.cmp(&b.name));
+        Ok(tensors)
+    }
+
+    /// The name below the key that was asked for.
+    fn called<'n>(&self, name: &'n str) -> Option<&'n str> {
+        match &self.options.key {
+            None => Some(name),
+            Some(key) => name.strip_prefix(key.as_str())?.strip_prefix('.'),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! PyTorch's own files, read as data: zip archives and the older stacks of pickles. Nothing of them is ever executed.
+//!
+//! A file is recognised by its content. `zip` and `legacy` find the members, `pickled` runs the pickles (as data), `objects` says
+//! what they mean, `assemble` where each tensor's bytes lie. A load refuses for the first kind of finding that blocks, all of its
+//! kind named; [`audit`] lists all of them. No other file is ever opened than the one it was given.
+
+mod archive;
+mod assemble;
+pub mod audit;
+pub mod bytes;
+pub(crate) mod dcp;
+mod kinds;
+mod legacy;
+mod members;
+mod objects;
+mod pickled;
+pub mod zip;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, Metadata};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use self::archive::Archive;
+use self::assemble::{Assembled, Assembly};
+use self::bytes::{Ahead, Bytes, Window};
+use self::legacy::Stack;
+use self::objects::{Declared, Objects, blocks};
+use self::pickled::Pickled;
+use super::finding::Finding;
+use super::made::Storage;
+use super::open::OpenOptions;
+use super::pickle::Id;
+use super::{Checkpoint, Format, Shard, Skipped, shard};
+use crate::error::{Error, Result};
+use crate::fault::{Fault, Listed, counted, quoted};
+
+/// Bytes at the beginning of a file that are enough to recognise it.
+pub(crate) const BEGINNING: u64 = 1024;
+
+/// What a file is that `torch.save` may have written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Zip,
+    Legacy,
+    Pickle,
+    Tar,
+}
+
+/// Recognises a file by its first bytes; `None` for what is none of these.
+pub(crate) fn recognise(beginning: &[u8], len: u64) -> Option<Kind> {
+    if is_safetensors(beginning, len) {
+        return None;
+    }
+    match beginning {
+        [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Zip),
+        _ if legacy::is_legacy(beginning) => Some(Kind::Legacy),
+        [0x80, 2..=5, opcode, ..] if *opcode != 0 => Some(Kind::Pickle),
+        _ if beginning.get(257..262) == Some(b"ustar") => Some(Kind::Tar),
+        _ => None,
+    }
+}
+
+/// The length of a header can begin like a pickle; its brace cannot be there in one that is so long.
+fn is_safetensors(beginning: &[u8], len: u64) -> bool {
+    let header = beginning.first_chunk().map(|length| u64::from_le_bytes(*length));
+    header.is_some_and(|header| header < len) && beginning.get(8) == Some(&b'{')
+}
+
+/// Whether the file ends as a zip archive does: an archive behind something else, which other programs would read.
+pub(crate) fn hides_archive(bytes: &dyn Bytes) -> io::Result<bool> {
+    const END: u64 = 22;
+    let Some(at) = bytes.len().checked_sub(END) else { return Ok(false) };
+    let end = bytes::read_vec(bytes, at, END)?;
+    Ok(end.starts_with(b"PK\x05\x06") && zip::read(bytes)?.entries.iter().any(|entry| entry.name.ends_with("data.pkl")))
+}
+
+/// The fault of such a file.
+pub(crate) fn hidden_archive() -> Fault {
+    let finding = Finding::suspicious(
+        "prefix-data",
+        "a zip archive stands behind other data: programs see different files in it",
+    );
+    Fault::Refused { list: std::iter::once(finding.to_string()).collect(), advice: String::new() }
+}
+
+/// A file of PyTorch as a checkpoint.
+pub(crate) fn open(path: &Path, file: &File, meta: &Metadata, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
+    let window = Window { file, start: 0, len: meta.len() };
+    let reader = Reader { path, options };
+    let unsupported =
+        |what: &str| Err(Error::Unsupported { path: path.to_owned(), tensor: None, what: what.to_owned() });
+    let (assembled, format) = match kind {
+        Kind::Zip => (reader.zip(&window, 0, 0, options.key.as_deref())?, Format::TorchZip),
+        Kind::Legacy => (reader.legacy(&window)?, Format::TorchLegacy),
+        Kind::Tar => {
+            return unsupported(
+                "a tar archive, as PyTorch wrote before 0.1.10, or not a file of torch.save at all: not read; save it again \
+                 with a newer PyTorch",
+            );
+        }
+        Kind::Pickle => {
+            return unsupported(
+                "a plain pickle, not a file of torch.save: it holds no storages that could be loaded, and it is never \
+                 executed; `vramp audit` says what is in it",
+            );
+        }
+    };
+    Ok(reader.checkpoint(assembled, meta, format))
+}
+
+/// What one file gave.
+#[derive(Default)]
+pub(crate) struct Part {
+    pub(crate) assembled: Assembled,
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Reads one file.
+pub(crate) struct Reader<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) options: &'a OpenOptions,
+}
+
+impl Reader<'_> {
+    /// The archive that a window of a file is. Its tensors lie in the shard of that number, and the one after it.
+    pub(crate) fn zip(&self, window: &Window, start: u64, number: u32, key: Option<&str>) -> Result<Part> {
+        let ahead = Ahead::new(window);
+        let archive = Archive::open(&ahead, start).map_err(|error| self.io(error))?;
+        if archive.script {
+            let what = "a TorchScript archive (torch.jit.save): it holds code beside the weights, and is not read; save the \
+                        model's state_dict instead";
+            return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what: what.into() });
+        }
+        self.demand(&archive.directory.findings)?;
+        let (bytes, member) = match archive.pickle().map_err(|error| self.io(error))? {
+            Ok(pickle) => pickle,
+            Err(finding) => return Err(self.refused(&[finding])),
+        };
+        let len = bytes.len();
+        let mut pickled = Pickled::run(bytes, 0, Some(&member));
+        pickled.check_end(len, &member);
+        self.demand(&pickled.findings)?;
+        let file_bytes = window.len;
+        self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, |objects| {
+            let mut places = HashMap::new();
+            for (id, declared) in &objects.storages {
+                match archive.locate(declared) {
+                    Ok(storage) => drop(places.insert(*id, storage)),
+                    Err(finding) => objects.findings.push(finding),
+                }
+            }
+            places
+        })
+    }
+
+    fn legacy(&self, window: &Window) -> Result<Part> {
+        let stack = Stack::read(window).map_err(|error| self.io(error))?;
+        let findings: Vec<Finding> =
+            stack.findings.iter().chain(stack.pickles.iter().flat_map(|pickled| &pickled.findings)).cloned().collect();
+        self.demand(&findings)?;
+        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else {
+            return Err(self.refused(&[Finding::malformed("persistent-id", "the list of storages is no list of keys")]));
+        };
+        let mut failed = None;
+        let key = self.options.key.as_deref();
+        let part = self.tensors(pickled, Assembly::new(0, window.len), key, |objects| {
+            let by_key: HashMap<&str, &Declared> =
+                objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
+            let places = match legacy::locate(window, stack.end, keys, |key| by_key.get(key).copied()) {
+                Ok(Ok(places)) => places,
+                Ok(Err(finding)) => {
+                    objects.findings.push(finding);
+                    return HashMap::new();
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    return HashMap::new();
+                }
+            };
+            let missing = objects.storages.values().find(|declared| !places.contains_key(&declared.key));
+            let missing = missing.map(|declared| format!("storage {:?} is not in the file", declared.key));
+            objects.findings.extend(missing.map(|what| Finding::malformed("record-missing", what)));
+            let place = |(id, declared): (&Id, &Declared)| Some((*id, *places.get(&declared.key)?));
+            objects.storages.iter().filter_map(place).collect()
+        });
+        failed.map_or(part, |error| Err(self.io(error)))
+    }
+
+    /// The tensors that a pickle's object holds, `locate` saying where each storage lies.
+    fn tensors(
+        &self,
+        pickled: &Pickled,
+        mut assembly: Assembly,
+        key: Option<&str>,
+        locate: impl FnOnce(&mut Objects) -> HashMap<Id, Storage>,
+    ) -> Result<Part> {
+        let Some(root) = pickled.ran.result else {
+            return Err(self.refused(&[Finding::malformed("truncated", "the pickle has no result")]));
+        };
+        let mut objects = Objects::new(&pickled.ran.arena);
+        objects.declare();
+        let root = key.map_or(Ok(root), |key| self.subtree(&objects, root, key))?;
+        objects.gather(root);
+        let places = if objects.findings.is_empty() { locate(&mut objects) } else { HashMap::new() };
+        self.demand(&objects.findings)?;
+        let Objects { storages, tensors, aside, .. } = objects;
+        for found in tensors {
+            let id = found.dense.storage;
+            let (Some(declared), Some(storage)) = (storages.get(&id), places.get(&id)) else { continue };
+            let view = declared.view.map_or(0, |(first, _)| first.saturating_mul(declared.kind.bytes));
+            assembly.add(found, *storage, view);
+        }
+        let assembled = assembly.finish();
+        self.demand(&assembled.findings)?;
+        let told: Listed = aside
+            .iter()
+            .filter(|aside| aside.tell)
+            .map(|aside| format!("{} ({})", quoted(&aside.name), aside.why))
+            .collect();
+        let mut warnings = Vec::new();
+        if !told.is_empty() {
+            warnings.push(format!("not converted: {}: {told}", counted(told.len(), "object")));
+        }
+        let skipped = aside.into_iter().map(|aside| Skipped { name: aside.name, why: aside.why }).collect();
+        Ok(Part { assembled, skipped, warnings })
+    }
+
+    fn subtree(&self, objects: &Objects, root: Id, key: &str) -> Result<Id> {
+        match objects.find(root, key).as_slice() {
+            [one] => Ok(*one),
+            [] => {
+                let keys: Listed = objects.top_keys(root).iter().map(|key| quoted(key)).collect();
+                let hint = (!keys.is_empty()).then(|| format!("the keys at the top are {keys}"));
+                Err(Error::Request { what: format!("{}: no key {key:?} in its object", self.path.display()), hint })
+            }
+            several => Err(Error::Request {
+                what: format!("{}: {} paths are called {key:?}", self.path.display(), several.len()),
+                hint: Some("without --key all tensors are there; choose among them with --include".into()),
+            }),
+        }
+    }
+
+    /// Refuses the file for findings that block, all of them named.
+    fn demand(&self, findings: &[Finding]) -> Result<()> {
+        let blocking: Vec<Finding> =
+            findings.iter().filter(|finding| blocks(finding, self.options.skip_unknown)).cloned().collect();
+        if blocking.is_empty() { Ok(()) } else { Err(self.refused(&blocking)) }
+    }
+
+    fn refused(&self, findings: &[Finding]) -> Error {
+        let unknown = findings.iter().any(|finding| finding.rule == "global-not-allowed");
+        let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
+        let list = findings.iter().map(Finding::to_string).collect();
+        let advice = match (unknown, code) {
+            (true, _) => {
+                "; nothing was executed: save a state_dict (tensors and plain data only), or pass over unknown objects with \
+                 --skip-unknown"
+            }
+            (false, true) => "; nothing was executed: do not open this file with a program that unpickles",
+            (false, false) => "",
+        };
+        Error::malformed(self.path, Fault::Refused { list, advice: advice.into() })
+    }
+
+    fn io(&self, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                Error::Changed { path: self.path.to_owned(), what: "it became shorter".into() }
+            }
+            _ => Error::io("read", self.path, error),
+        }
+    }
+
+    pub(crate) fn checkpoint(&self, part: Part, meta: &Metadata, format: Format) -> Checkpoint {
+        let Part { assembled, skipped, warnings } = part;
+        let Assembled { tensors, recipe, shared, .. } = assembled;
+        let file = Shard { path: self.path.to_owned(), bytes: meta.len(), identity: shard::identity(meta), made: None };
+        let made = (!recipe.is_empty()).then(|| file.made_by(recipe));
+        let shards = std::iter::once(file).chain(made).collect();
+        let (path, metadata) = (self.path.to_owned(), BTreeMap::new());
+        Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared }
+    }
+}
+
+impl Shard {
+    /// The shard that is made of this one.
+    pub(crate) fn made_by(&self, recipe: super::made::Recipe) -> Shard {
+        Shard { bytes: recipe.len(), made: Some(Arc::new(recipe)), ..self.clone() }
+    }
+}

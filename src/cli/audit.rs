@@ -1,0 +1,249 @@
+//! `vramp audit`: what a program that unpickles a file would run, said without running it.
+//!
+//! The findings are the library's; here they become text, JSON or SARIF, and an exit status. Of a folder every file is looked at,
+//! by its content. The word for a file without findings is what was checked, never that it is harmless.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use vramp::Error;
+use vramp::checkpoint::torch::audit::{self, Audit, NamedGlobal, OfType, Verdict};
+use vramp::checkpoint::{Finding, Severity};
+
+use super::args::{AuditArgs, AuditFormat, FailOn};
+use super::interrupt::Interrupt;
+use super::output::{Failure, Output};
+use super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
+
+/// Folders below the one that was named that are looked into.
+const MOST_DEPTH: usize = 8;
+
+/// All files together.
+#[derive(Serialize)]
+struct Summary<'a> {
+    path: String,
+    verdict: Verdict,
+    format: &'a str,
+    meaning: &'static str,
+    globals: Vec<&'a NamedGlobal>,
+    findings: Vec<Value>,
+    tensors: BTreeMap<&'a str, OfType>,
+    files: &'a [Audit],
+}
+
+pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
+    let audits = audits(&args.path, interrupt)?;
+    let verdict = audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Clean);
+    match if output.json { AuditFormat::Json } else { args.format } {
+        AuditFormat::Json => output.json(&summary(&args.path, verdict, &audits))?,
+        AuditFormat::Sarif => output.json(&sarif(&audits))?,
+        AuditFormat::Text => output.text(&report(&audits))?,
+    }
+    let fails = match args.fail_on {
+        FailOn::Notice => verdict >= Verdict::Notice,
+        FailOn::Suspicious => verdict >= Verdict::Suspicious,
+        FailOn::Dangerous => verdict >= Verdict::Dangerous,
+    };
+    match verdict {
+        Verdict::Malformed => Err(Failure::Refused),
+        _ if fails => Err(Failure::CheckFailed),
+        _ => Ok(()),
+    }
+}
+
+fn audits(path: &Path, interrupt: &Interrupt) -> Result<Vec<Audit>, Failure> {
+    if !path.is_dir() {
+        return Ok(vec![audit::audit(path)?]);
+    }
+    let mut audits = Vec::new();
+    for file in files(path)? {
+        interrupt.check()?;
+        let audit = audit::audit(&file)?;
+        // A folder holds texts and pictures too.
+        if audit.format != "unknown" {
+            audits.push(audit);
+        }
+    }
+    Ok(audits)
+}
+
+/// The regular files of a folder and of those in it, sorted. Links to folders are not followed.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut open = vec![(folder.to_owned(), 0)];
+    let mut found = Vec::new();
+    while let Some((folder, depth)) = open.pop() {
+        let cannot = |error| Error::io("list", &folder, error);
+        for entry in std::fs::read_dir(&folder).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
+            let (path, kind) = (entry.path(), entry.file_type().map_err(cannot)?);
+            if kind.is_dir() && depth < MOST_DEPTH {
+                open.push((path, depth + 1));
+            } else if path.is_file() {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn meaning(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Clean | Verdict::Notice => "contains only allow-listed constructs",
+        Verdict::Malformed => "damaged, or against the rules of its format",
+        Verdict::Suspicious => "holds what no honest writer of weights needs",
+        Verdict::Dangerous => "names what is known to run code",
+        _ => "not known to this program",
+    }
+}
+
+fn summary<'a>(path: &Path, verdict: Verdict, audits: &'a [Audit]) -> Summary<'a> {
+    let mut tensors: BTreeMap<&str, OfType> = BTreeMap::new();
+    for (dtype, of_type) in audits.iter().flat_map(|audit| &audit.tensors) {
+        let sum = tensors.entry(dtype).or_default();
+        sum.tensors += of_type.tensors;
+        sum.bytes = sum.bytes.saturating_add(of_type.bytes);
+    }
+    let finding = |(audit, finding): (&Audit, &Finding)| {
+        let mut value = serde_json::to_value(finding).unwrap_or_default();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("place".into(), place(audit, finding).into());
+        }
+        value
+    };
+    let format = match audits {
+        [only] => only.format,
+        _ => "folder",
+    };
+    Summary {
+        path: path.display().to_string(),
+        verdict,
+        format,
+        meaning: meaning(verdict),
+        globals: audits.iter().flat_map(|audit| &audit.globals).collect(),
+        findings: all(audits).map(finding).collect(),
+        tensors,
+        files: audits,
+    }
+}
+
+fn all(audits: &[Audit]) -> impl Iterator<Item = (&Audit, &Finding)> {
+    audits.iter().flat_map(|audit| audit.findings.iter().map(move |finding| (audit, finding)))
+}
+
+/// `file!member`.
+fn place(audit: &Audit, finding: &Finding) -> String {
+    let member = finding.member.as_ref().map_or(String::new(), |member| format!("!{member}"));
+    format!("{}{member}", audit.path.display())
+}
+
+/// Static Analysis Results Interchange Format 2.1.0, for services that show findings beside code.
+fn sarif(audits: &[Audit]) -> Value {
+    let result = |(audit, finding): (&Audit, &Finding)| {
+        let level = match finding.severity {
+            Severity::Notice => "note",
+            Severity::Malformed => "warning",
+            _ => "error",
+        };
+        let region = finding.spot.as_ref().map(|spot| json!({"byteOffset": spot.position}));
+        json!({
+            "ruleId": finding.rule,
+            "level": level,
+            "message": {"text": finding.to_string()},
+            "locations": [{"physicalLocation": {
+                "artifactLocation": {"uri": audit.path.display().to_string()},
+                "region": region.unwrap_or(json!({"byteOffset": 0})),
+            }}],
+            "properties": finding,
+        })
+    };
+    let rules: std::collections::BTreeSet<&str> = all(audits).map(|(_, finding)| finding.rule).collect();
+    let rules: Vec<Value> = rules.into_iter().map(|rule| json!({"id": rule})).collect();
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": {"driver": {"name": "vramp", "version": env!("CARGO_PKG_VERSION"), "rules": rules}},
+            "results": all(audits).map(result).collect::<Vec<_>>(),
+        }],
+    })
+}
+
+// ---- text
+
+fn report(audits: &[Audit]) -> String {
+    let mut out = String::new();
+    for audit in audits {
+        one(audit, &mut out);
+    }
+    if audits.is_empty() {
+        out.push_str("no file here that could hold weights or code\n");
+    }
+    out
+}
+
+fn one(audit: &Audit, out: &mut String) {
+    let style = match audit.verdict {
+        Verdict::Clean => GOOD,
+        Verdict::Notice => DIM,
+        Verdict::Malformed => WARN,
+        _ => BAD,
+    };
+    let path = text::escape(&audit.path.display().to_string());
+    let word = serde_json::to_value(audit.verdict).ok().and_then(|word| word.as_str().map(str::to_owned));
+    let verdict = format!("{}: {}", word.unwrap_or_default(), meaning(audit.verdict));
+    let _ = writeln!(out, "{}\n{}", text::styled(BOLD, path), text::styled(style, verdict));
+    let protocol = audit.protocol.map_or(String::new(), |protocol| format!(", pickle protocol {protocol}"));
+    let _ = writeln!(out, "{}{protocol}, checksums {}", audit.format, audit.crc);
+    for (dtype, of_type) in &audit.tensors {
+        let _ =
+            writeln!(out, "{} of {dtype}, {}", text::plural(of_type.tensors, "tensor"), text::decimal(of_type.bytes));
+    }
+    if !audit.shared.is_empty() {
+        let groups = text::plural(audit.shared.len() as u64, "group");
+        let _ = writeln!(out, "{groups} of tensors that share a storage");
+    }
+    if audit.bytes_in_no_tensor > 0 {
+        let _ = writeln!(out, "{} of storages in no tensor", text::decimal(audit.bytes_in_no_tensor));
+    }
+    findings(audit, out);
+    globals(audit, out);
+    out.push('\n');
+}
+
+fn findings(audit: &Audit, out: &mut String) {
+    for finding in &audit.findings {
+        let style = match finding.severity {
+            Severity::Notice => DIM,
+            Severity::Malformed => WARN,
+            _ => BAD,
+        };
+        let severity = format!("{:?}", finding.severity).to_lowercase();
+        let _ = write!(out, "  {} {}", text::styled(style, severity), text::escape(&finding.to_string()));
+        let spot = finding.spot.as_deref();
+        if let Some(arguments) = spot.and_then(|spot| spot.arguments.as_deref()) {
+            let _ = write!(out, ", called with {}", text::escape(arguments));
+        }
+        match spot.and_then(|spot| spot.reached) {
+            Some(false) => out.push_str(", made and thrown away\n"),
+            _ => out.push('\n'),
+        }
+    }
+}
+
+fn globals(audit: &Audit, out: &mut String) {
+    if audit.globals.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
+    table.heading(["global", "times", "class"]);
+    for global in &audit.globals {
+        let class = serde_json::to_value(global.danger).ok().and_then(|class| class.as_str().map(str::to_owned));
+        let name = text::escape(&format!("{}.{}", global.module, global.name));
+        table.row([name, text::count(global.count), class.unwrap_or_default()]);
+    }
+    out.push_str(&table.render());
+}
