@@ -266,6 +266,19 @@ fn nested_objects_have_joined_names_and_a_key_chooses_among_them() {
     assert!(error.exit_code() == 2 && error.to_string().contains("\"model\""), "{error}");
 }
 
+/// Files of 2018 that public packages still carry: `OrderedDict([[key, value], …])` was taken for a list of lists, and
+/// `lin0.model.1.weight` came out as `0.1`.
+#[test]
+fn what_python_2_made_a_dictionary_of_is_one() {
+    let pair = |pickle: Pickle, name: &str| pickle.raw(b"](").text(name).tensor(&one()).raw(b"e");
+    let begin = Pickle::new().global("collections", "OrderedDict").raw(b"](");
+    let object = pair(pair(begin, "lin0.weight"), "lin1.weight").raw(b"e\x85R").stop();
+    let (_dir, path) = written(&archive(&object, &[("0", &data(4))]));
+    let loaded = loaded(&path);
+    assert_eq!(loaded.keys().map(String::as_str).collect::<Vec<_>>(), ["lin0.weight", "lin1.weight"]);
+    assert!(loaded.values().all(|bytes| *bytes == data(4)));
+}
+
 #[test]
 fn two_paths_with_one_name_are_refused_naming_both() {
     let pickle = Pickle::new().raw(b"}(").text("a.b").tensor(&one());

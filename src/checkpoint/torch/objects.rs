@@ -428,9 +428,26 @@ impl<'a> Objects<'a> {
         open.get_mut(begin..).unwrap_or_default().reverse();
     }
 
+    /// The pairs that a call would make a dictionary of: Python 2 writes `OrderedDict([[key, value], …])`.
+    fn listed_pairs(&self, id: Id) -> Option<Vec<(Id, Id)>> {
+        let call = self.arena.as_call(id)?;
+        let class = self.arena.as_global(call.function)?;
+        let makes_dict =
+            matches!((globals::modern(class.0), class.1), ("collections", "OrderedDict") | ("builtins", "dict"));
+        let listed = self.arena.as_tuple(call.arguments)?.first().filter(|_| makes_dict)?;
+        let pair = |item: &Id| match self.arena.as_sequence(*item)? {
+            [key, value] => Some((*key, *value)),
+            _ => None,
+        };
+        self.arena.as_sequence(*listed)?.iter().map(pair).collect()
+    }
+
     /// The items of a list, a tuple, a set, or of what a call would make of one.
     fn sequence(&self, id: Id) -> Option<&'a [Id]> {
         let arena = self.arena;
+        if self.listed_pairs(id).is_some() {
+            return None;
+        }
         match arena.get(id) {
             Value::List(list) | Value::Set(list) => Some(arena.list(list)),
             Value::Tuple(span) | Value::FrozenSet(span) => Some(arena.items(span)),
@@ -458,7 +475,8 @@ impl<'a> Objects<'a> {
             })
         });
         let own = arena.as_dict(id).unwrap_or_default();
-        own.iter().chain(state.unwrap_or_default()).chain(inner.unwrap_or_default()).copied()
+        let listed = self.listed_pairs(id).unwrap_or_default();
+        listed.into_iter().chain(own.iter().chain(state.unwrap_or_default()).chain(inner.unwrap_or_default()).copied())
     }
 
     /// The joined name and the typed path of a value.
