@@ -21,8 +21,8 @@ use crate::source::{Engine, Fallbacks, Route};
 
 const MIB: u64 = 1 << 20;
 
-/// Memory that a sample of a memory stage takes, at most.
-const MEMORY_BYTES: u64 = 512 << 20;
+/// Memory that a sample of a memory stage takes, at most: with every setting, and with few.
+const MEMORY_BYTES: [u64; 2] = [1 << 30, 256 << 20];
 
 /// A setting is better than one before it if it is so by this factor: less is noise.
 const CLEARLY: f64 = 1.03;
@@ -112,7 +112,8 @@ impl<'a> Survey<'a> {
     /// Samples one way: `bytes` bytes from the beginning, or for as long as the effort says.
     pub(super) fn sample(&mut self, way: &Way, bytes: Option<u64>) -> Result<(Sample, Setting)> {
         let seconds = self.bed.options.effort.sample_seconds;
-        let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, MEMORY_BYTES);
+        let most = MEMORY_BYTES[usize::from(!self.bed.options.effort.every_setting)];
+        let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, most);
         let (device, cancel, fallbacks) = (&*self.bed.device, &self.transfer.cancel, self.fallbacks);
         if bytes.is_some() {
             self.tape.rewind();

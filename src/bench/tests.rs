@@ -207,7 +207,7 @@ fn of_a_checkpoint_that_is_too_large_a_part_is_loaded() {
 
 /// A search on a disk with a delay, told to read one small piece at a time.
 fn search(budget: Duration) -> Tuning {
-    let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(2));
+    let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(5));
     let (checkpoint, storage) = checkpoint(Some(disk), BYTES);
     let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
