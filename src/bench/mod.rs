@@ -78,7 +78,7 @@ pub struct Effort {
 impl Effort {
     /// Under half a minute on one local disk.
     pub const QUICK: Effort =
-        Effort { sample_seconds: 0.15, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 1 << 30 };
+        Effort { sample_seconds: 0.15, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 768 << 20 };
 
     /// A few minutes.
     pub const THOROUGH: Effort =

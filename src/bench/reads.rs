@@ -46,6 +46,13 @@ impl ReadWay {
         Setting { way, block_bytes: self.block_bytes, at_once: self.at_once }
     }
 
+    /// Reads handed to the queue at a time: threads that copy out of the page cache must find the next one waiting, while a
+    /// disk's depth is what is in flight.
+    fn handed_over(&self) -> usize {
+        let at_once = self.at_once.max(1);
+        if self.route == Route::Direct { at_once } else { 2 * at_once }
+    }
+
     fn queue(&self, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> Box<dyn ReadQueue> {
         let at_once = self.at_once.max(1);
         let options = QueueOptions {
@@ -116,7 +123,7 @@ pub(super) fn to_staging(
 ) -> Result<(Sample, &'static str)> {
     let block =
         usize::try_from(way.block_bytes).map_err(|_| Error::Poisoned { what: "a block above the word size" })?;
-    let pool = device.staging(way.at_once, block, fallbacks)?;
+    let pool = device.staging(way.handed_over(), block, fallbacks)?;
     let mut queue = way.queue(Some(&pool), fallbacks);
     let mut reading = Reading::begin(portion, cancel);
     while let Some(buffer) = pool.acquire() {
@@ -148,7 +155,7 @@ pub(super) fn to_fresh(
         let Some(region) = regions.pop() else { return };
         reading.submit_into(queue, tape, way, region);
     };
-    (0..way.at_once).for_each(|_| next(&mut reading, &mut *queue));
+    (0..way.handed_over()).for_each(|_| next(&mut reading, &mut *queue));
     while let Some(completed) = queue.complete() {
         completed.outcome?;
         reading.check()?;
@@ -243,7 +250,7 @@ mod tests {
         let way = way(Route::Buffered, 128, 3);
         let (sample, engine) =
             to_staging(&mut tape, &way, Portion::Bytes(2000), &NullDevice::new(), &cancel, &fallbacks).unwrap();
-        assert!((2000..2000 + 3 * 128).contains(&sample.bytes), "{sample:?}");
+        assert!((2000..2000 + 6 * 128).contains(&sample.bytes), "{sample:?}");
         assert_eq!(engine, "threads");
         let fresh = to_fresh(&mut tape, &way, 1024, &cancel, &fallbacks).unwrap();
         assert!(fresh.bytes <= 1024 && fresh.bytes > 512, "{fresh:?}"); // ends of files make shorter reads

@@ -74,7 +74,7 @@ pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress:
         states.into_iter().map(|state| Course::begin(survey, state)).collect::<Result<_>>()?;
     for round in 1..=survey.bed.options.effort.rounds {
         progress(&format!("loading, round {round} of {}", survey.bed.options.effort.rounds));
-        courses.iter_mut().try_for_each(|course| course.round(survey))?;
+        courses.iter_mut().try_for_each(|course| course.round(round, survey))?;
     }
     let states: Vec<State> = courses.into_iter().map(|course| course.end(warnings)).collect::<Result<_>>()?;
     let is_brief = |state: &State| state.verdict.seconds < BRIEF_SECONDS;
@@ -125,13 +125,28 @@ impl Course {
         Ok(course)
     }
 
-    fn round(&mut self, survey: &mut Survey<'_>) -> Result<()> {
+    /// One load and one sample of each stage. What comes right after a change of state finds the machine still busy with that
+    /// (pages given back or just filled), so load and stages take turns at coming first.
+    fn round(&mut self, number: usize, survey: &mut Survey<'_>) -> Result<()> {
+        let load_first = number.is_multiple_of(2);
+        if load_first {
+            self.opened_and_loaded(survey)?;
+        }
+        self.sample_lanes(survey)?;
+        if load_first { Ok(()) } else { self.opened_and_loaded(survey) }
+    }
+
+    fn sample_lanes(&mut self, survey: &mut Survey<'_>) -> Result<()> {
         for lane in &mut self.lanes {
             lane.samples.push(lane.sample(survey, &lane.way)?);
             if let Some(own) = lane.own {
                 lane.own_samples.push(lane.sample(survey, &own)?);
             }
         }
+        Ok(())
+    }
+
+    fn opened_and_loaded(&mut self, survey: &Survey<'_>) -> Result<()> {
         survey.bed.reach(self.state)?;
         self.opening.push(survey.bed.opening()?);
         self.how = survey.bed.reach(self.state)?;

@@ -260,7 +260,8 @@ impl<'a> Survey<'a> {
     fn host_copy(&self) -> Stage {
         let targets = [CopyTarget::Fresh, CopyTarget::Touched];
         let way = |(threads, target)| Way::Copy { target, threads };
-        let ways = unique([cores(), 1]).into_iter().flat_map(|threads| targets.map(|target| (threads, target)));
+        let counts = if self.bed.options.effort.every_setting { vec![cores(), 1] } else { vec![cores()] };
+        let ways = unique(counts).into_iter().flat_map(|threads| targets.map(|target| (threads, target)));
         Stage::of(BenchStage::HostCopy, ways.map(way))
     }
 
