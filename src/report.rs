@@ -154,6 +154,7 @@ pub struct Cache {
 
 /// The staging buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Staging {
     /// Number of buffers.
     pub count: usize,

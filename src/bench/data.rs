@@ -54,7 +54,8 @@ pub struct Machine {
 /// What was loaded.
 #[derive(Debug, Clone, Serialize)]
 pub struct Subject {
-    /// The path that was opened.
+    /// The path that was opened; what of it is no UTF-8 is replaced.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// Bytes of all its tensors: the S of T = S / B.
     pub bytes: u64,
@@ -70,11 +71,18 @@ pub struct Subject {
     pub part: Option<String>,
 }
 
+#[allow(clippy::ptr_arg)] // as serde wants it
+fn lossy<S: serde::Serializer>(path: &PathBuf, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
 /// A stage of a load, measured alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum BenchStage {
+    /// Reading headers and planning, which come before the first byte.
+    Opening,
     /// Files to staging buffers, past the page cache.
     Storage,
     /// Pages of the page cache to staging buffers.
@@ -205,9 +213,9 @@ pub struct Ceiling {
 pub struct Prediction {
     /// Opening and planning, which come before the first byte: the median of several.
     pub before_seconds: f64,
-    /// The slowest stage.
+    /// What takes longest: the slowest stage, or opening.
     pub bound_by: BenchStage,
-    /// Its rate.
+    /// The slowest stage's rate.
     pub bytes_per_second: f64,
     /// T: `before_seconds` and the slowest stage.
     pub seconds: f64,
@@ -233,7 +241,7 @@ pub struct Verdict {
     pub reached: f64,
     /// The stage that limits such a load.
     pub bound_by: BenchStage,
-    /// How much faster than the limiting stage the next one is: 1.3 means that fixing the first gains at most 30 %.
+    /// T divided by what it would be without the limiting stage: 1.3 means that more of it gains at most 30 %.
     pub next_is_faster_by: Option<f64>,
     /// Where the load took more than 5 % longer than T: what took the time.
     pub reason: Option<Reason>,

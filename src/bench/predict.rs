@@ -16,7 +16,7 @@ pub fn predict(ceilings: &[Ceiling], before_seconds: f64) -> Option<Prediction> 
     let slowest = slowest(ceilings)?;
     Some(Prediction {
         before_seconds,
-        bound_by: slowest.stage,
+        bound_by: if before_seconds > slowest.seconds { BenchStage::Opening } else { slowest.stage },
         bytes_per_second: slowest.bytes_per_second,
         seconds: before_seconds + slowest.seconds,
     })
@@ -43,15 +43,19 @@ pub fn judge(prediction: &Prediction, ceilings: &[Ceiling], loads: &[Load]) -> O
         reached: prediction.seconds / seconds.max(f64::MIN_POSITIVE),
         bound_by: prediction.bound_by,
         next_is_faster_by: next_is_faster_by(prediction, ceilings),
-        reason: too_long.then(|| reason(prediction, ceilings, &median.report)).flatten(),
+        reason: too_long
+            .then(|| reason(prediction, ceilings, &median.report))
+            .flatten()
+            .map(|reason| Reason { seconds: reason.seconds.min(seconds - prediction.seconds), ..reason }),
     })
 }
 
 fn next_is_faster_by(prediction: &Prediction, ceilings: &[Ceiling]) -> Option<f64> {
-    let slowest = ceilings.iter().find(|ceiling| ceiling.stage == prediction.bound_by)?.seconds;
+    let before = prediction.before_seconds;
     let others = ceilings.iter().filter(|ceiling| ceiling.stage != prediction.bound_by);
     let next = others.map(|ceiling| ceiling.seconds).max_by(f64::total_cmp)?;
-    (next > 0.0).then(|| slowest / next)
+    let without = if prediction.bound_by == BenchStage::Opening { next } else { before + next };
+    (without > 0.0).then(|| prediction.seconds / without)
 }
 
 /// What explains most of the time beyond the prediction.

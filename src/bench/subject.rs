@@ -5,13 +5,15 @@ use std::ops::Range;
 use super::Options;
 use super::cache::Stretch;
 use super::data::Subject;
-use crate::checkpoint::{Checkpoint, Selected, Selection, Shard};
+use super::reads::Part;
+use crate::checkpoint::{Checkpoint, Selected, Selection};
 use crate::device::Device;
 use crate::error::Result;
 use crate::extent::{ShardIndex, align_down};
+use crate::load::open_same;
 use crate::os;
 use crate::plan::LoadPlan;
-use crate::source::Fallbacks;
+use crate::source::{Fallbacks, Storage};
 
 /// Stretches begin on multiples of this, so that reads past the page cache are whole blocks.
 const BLOCK_BYTES: u64 = 1 << 20;
@@ -39,11 +41,12 @@ impl<'a> Loadable<'a> {
         Ok(Loadable { checkpoint, selected, bytes, file_system, in_memory, part })
     }
 
-    /// The parts of files that a plan reads.
+    /// The parts of files that a plan reads: all of a file that a shard is made of.
     pub(super) fn stretches(&self, plan: &LoadPlan) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
-            let Some(range) = range_of(shard, index, plan) else { continue };
+            let Some(range) = range_of(index, plan) else { continue };
+            let range = if shard.made.is_some() { 0..shard.identity.len } else { range };
             // Several shards may be made of one file.
             match stretches.iter_mut().find(|known| known.path == shard.path) {
                 Some(known) => known.range = known.range.start.min(range.start)..known.range.end.max(range.end),
@@ -51,6 +54,13 @@ impl<'a> Loadable<'a> {
             }
         }
         stretches
+    }
+
+    /// The parts of shards that a plan reads, as a load reads them: what is made on the host is made.
+    pub(super) fn parts(&self, plan: &LoadPlan, storage: &dyn Storage, fallbacks: &Fallbacks) -> Result<Vec<Part>> {
+        let shards = self.checkpoint.shards().iter().zip(0..);
+        let parts = shards.filter_map(|(shard, index)| Some((shard, range_of(index, plan)?)));
+        parts.map(|(shard, range)| Ok((open_same(storage, shard, fallbacks)?, range))).collect()
     }
 
     pub(super) fn describe(&self) -> Subject {
@@ -71,12 +81,12 @@ impl<'a> Loadable<'a> {
     }
 }
 
-/// The part of its file that a plan reads of a shard; all of the file for a shard that is made of it on the host.
-fn range_of(shard: &Shard, index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
+/// The part that a plan reads of a shard.
+fn range_of(index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
     let transfers = || plan.transfers.iter().filter(|transfer| transfer.shard == index);
     let start = transfers().map(|transfer| transfer.offset).min()?;
     let end = transfers().map(|transfer| transfer.range().end).max()?;
-    Some(if shard.made.is_some() { 0..shard.identity.len } else { align_down(start, BLOCK_BYTES)..end })
+    Some(align_down(start, BLOCK_BYTES)..end)
 }
 
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {

@@ -15,11 +15,16 @@ use super::uploads::{self, UploadWay};
 use crate::convert::Float;
 use crate::device::Device;
 use crate::error::Result;
+use crate::extent::align_up;
 use crate::load::TransferOptions;
-use crate::plan::{Landing, LoadPlan, PlacedPiece};
+use crate::os;
+use crate::plan::{Landing, LoadPlan, PlacedPiece, RouteChoice};
 use crate::source::{Engine, Fallbacks, Route};
 
 const MIB: u64 = 1 << 20;
+
+/// Reads past the page cache are whole pages.
+const PAGE_BYTES: u64 = 4 << 10;
 
 /// Memory that a sample of a memory stage takes, at most: with every setting, and with few.
 const MEMORY_BYTES: [u64; 2] = [1 << 30, 256 << 20];
@@ -68,7 +73,7 @@ pub(super) fn open_device(options: &Options) -> Result<(Arc<dyn Device>, Sample)
 impl<'a> Survey<'a> {
     /// A survey of what a load by this plan passes.
     pub(super) fn new(bed: Bed<'a>, plan: &LoadPlan, fallbacks: &'a Fallbacks) -> Result<Survey<'a>> {
-        let tape = Tape::new(&*bed.options.storage, &bed.files, fallbacks)?;
+        let tape = Tape::new(bed.subject.parts(plan, &*bed.options.storage, fallbacks)?)?;
         let mut survey = Survey { transfer: bed.transfer(), bed, fallbacks, tape, stages: Vec::new() };
         survey.stages = survey.choose(plan);
         Ok(survey)
@@ -113,7 +118,8 @@ impl<'a> Survey<'a> {
     pub(super) fn sample(&mut self, way: &Way, bytes: Option<u64>) -> Result<(Sample, Setting)> {
         let seconds = self.bed.options.effort.sample_seconds;
         let most = MEMORY_BYTES[usize::from(!self.bed.options.effort.every_setting)];
-        let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, most);
+        let most = os::available_memory_bytes().map_or(most, |available| most.min(available / 6));
+        let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, most.max(MIB));
         let (device, cancel, fallbacks) = (&*self.bed.device, &self.transfer.cancel, self.fallbacks);
         if bytes.is_some() {
             self.tape.rewind();
@@ -184,9 +190,9 @@ impl<'a> Survey<'a> {
         stages
     }
 
-    /// The longest read of the plan: what a load's own reads are like.
+    /// The longest read of the plan, in whole pages: what a load's own reads are like.
     fn own_block(&self, plan: &LoadPlan) -> u64 {
-        plan.transfers.iter().map(|transfer| transfer.len).max().unwrap_or(MIB).max(512)
+        align_up(plan.transfers.iter().map(|transfer| transfer.len).max().unwrap_or(MIB).max(1), PAGE_BYTES)
     }
 
     fn storage(&self, plan: &LoadPlan) -> Stage {
@@ -194,8 +200,13 @@ impl<'a> Survey<'a> {
             return Stage::skipped(BenchStage::Storage, "the files lie in memory: nothing can be cold there");
         }
         let queue = self.transfer.queue;
-        let direct = self.tape.has(Route::Direct);
-        let route = if direct { Route::Direct } else { Route::Buffered };
+        let route = match self.transfer.route {
+            RouteChoice::Buffered => Route::Buffered,
+            RouteChoice::Mapped => Route::Mapped,
+            _ if self.tape.has(Route::Direct) => Route::Direct,
+            _ => Route::Buffered,
+        };
+        let direct = route == Route::Direct;
         let depth = if direct { queue.direct_depth } else { queue.page_cache_threads };
         let depth = if plan.staged() > 0 { depth.min(self.staging_count()) } else { depth };
         let own = ReadWay { route, engine: queue.engine, block_bytes: self.own_block(plan), at_once: depth };
@@ -223,7 +234,7 @@ impl<'a> Survey<'a> {
     }
 
     fn cached_ways(&self, plan: &LoadPlan) -> Vec<ReadWay> {
-        let (route, engine) = (Route::Buffered, Engine::Threads);
+        let (route, engine) = (self.cached_route(), Engine::Threads);
         let threads = self.transfer.queue.page_cache_threads;
         let own = ReadWay { route, engine, block_bytes: self.own_block(plan), at_once: threads };
         let every = self.bed.options.effort.every_setting;
@@ -239,6 +250,11 @@ impl<'a> Survey<'a> {
         unique(std::iter::once(own).chain(others))
     }
 
+    /// How a load reads what is in the page cache.
+    fn cached_route(&self) -> Route {
+        if self.transfer.route == RouteChoice::Mapped { Route::Mapped } else { Route::Buffered }
+    }
+
     fn page_cache(&self, plan: &LoadPlan) -> Stage {
         Stage::of(BenchStage::PageCache, self.cached_ways(plan).into_iter().map(Way::Read))
     }
@@ -247,7 +263,7 @@ impl<'a> Survey<'a> {
         if !self.bed.device.limits().host_visible {
             return Stage::skipped(BenchStage::PageCacheToFresh, "the tensors do not go to host memory");
         }
-        let ways = self.cached_ways(plan).into_iter().filter(|way| way.route == Route::Buffered);
+        let ways = self.cached_ways(plan).into_iter().filter(|way| way.route == self.cached_route());
         Stage::of(BenchStage::PageCacheToFresh, ways.map(Way::Fresh))
     }
 

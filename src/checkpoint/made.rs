@@ -148,8 +148,10 @@ impl OpenFile for MadeFile {
         self.file.file_system()
     }
 
+    /// As its file: made of what is in the page cache, or not.
     fn residency(&self) -> Residency {
-        Residency::none(self.maker.recipe.len)
+        let (file, len) = (self.file.residency_glance(), self.maker.recipe.len);
+        if file.share(0..file.len()) > 0.5 { Residency::all(len) } else { Residency::none(len) }
     }
 
     fn source(&self, _: Route) -> Arc<dyn Source> {

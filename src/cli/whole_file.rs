@@ -49,8 +49,11 @@ impl WholeFile {
 
     /// Refuses to write over what is about to be loaded.
     pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
-        let is_this = |shard: &Shard| fs::canonicalize(&shard.path).is_ok_and(|path| path == self.file);
-        if !shards.iter().any(is_this) {
+        let canonical = |shard: &Shard| fs::canonicalize(&shard.path).ok();
+        // What lies beside the weights and is JSON may be their index, or a configuration.
+        let is_beside = |shard: PathBuf| shard.parent() == self.file.parent();
+        let is_json = self.file.exists() && self.file.extension().is_some_and(|end| end == "json");
+        if !shards.iter().filter_map(canonical).any(|shard| shard == self.file || is_json && is_beside(shard)) {
             return Ok(());
         }
         let (option, asked) = (self.option, text::escape(&self.asked.display().to_string()));

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use loading::Loading;
-pub use profile::Profile;
+pub use profile::{MOST_AT_ONCE, Profile};
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
 pub use trace::{TraceEvent, TraceLane, TracePlace, place};

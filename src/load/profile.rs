@@ -2,6 +2,9 @@
 //!
 //! It is data of a person's making as well: what is in it is checked, and what is not known is refused.
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::TransferOptions;
 use crate::error::{Error, Result};
 use crate::report::Staging;
-use crate::source::Engine;
+use crate::source::{Engine, QueueOptions};
 
 /// The version of the file's form.
 const VERSION: u32 = 1;
@@ -18,7 +21,7 @@ const VERSION: u32 = 1;
 const MOST_FILE_BYTES: u64 = 64 << 10;
 
 /// Threads, reads in flight and lanes, at most: more than any machine has use for, less than a machine breaks at.
-const MOST_AT_ONCE: usize = 1024;
+pub const MOST_AT_ONCE: usize = 1024;
 
 /// Bytes of a read or of a staging buffer.
 const READ_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
@@ -68,6 +71,22 @@ impl Profile {
         Profile { version: VERSION, device, file_system, ..Profile::default() }
     }
 
+    /// A profile that says what these options say beyond the defaults.
+    pub fn of(options: &TransferOptions, device: &str, file_system: &str) -> Profile {
+        let (queue, usual) = (options.queue, QueueOptions::default());
+        let unlike = |value: usize, usual: usize| (value != usual).then_some(value);
+        Profile {
+            staging: options.staging,
+            read_bytes: options.read_bytes,
+            lanes: options.lanes,
+            engine: (queue.engine != usual.engine).then_some(queue.engine),
+            direct_depth: unlike(queue.direct_depth, usual.direct_depth),
+            page_cache_threads: unlike(queue.page_cache_threads, usual.page_cache_threads),
+            populate_threads: unlike(queue.populate_threads, usual.populate_threads),
+            ..Profile::new(device, file_system)
+        }
+    }
+
     /// Reads a profile.
     ///
     /// # Errors
@@ -79,7 +98,10 @@ impl Profile {
         if !found.is_file() || found.len() > MOST_FILE_BYTES {
             return Err(refused(path, "it is no profile: a profile is a file of a few lines of JSON"));
         }
-        let text = std::fs::read(path).map_err(failed)?;
+        let mut text = Vec::new();
+        // Some files say that they are empty and never end.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+        file.take(MOST_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
         let profile: Profile =
             serde_json::from_slice(&text).map_err(|error| refused(path, &format!("it is no profile: {error}")))?;
         profile.problem().map_or(Ok(profile), |problem| Err(refused(path, &problem)))

@@ -45,6 +45,7 @@ fn limit(state: &State) -> String {
 /// What would make the limiting stage faster, and how far that helps.
 fn remedy(report: &BenchReport, state: &State) -> String {
     let what = match state.prediction.bound_by {
+        BenchStage::Opening => "fewer and larger tensors and files would help; more bandwidth would not",
         BenchStage::Storage => "a faster drive, or a second one beside it, would help",
         BenchStage::PageCache | BenchStage::HostCopy => {
             "more or faster memory channels, or more cores to copy with, would help"

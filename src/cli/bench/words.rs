@@ -7,6 +7,7 @@ use super::super::text;
 /// A stage in words.
 pub(crate) fn stage(stage: BenchStage) -> &'static str {
     match stage {
+        BenchStage::Opening => "opening and planning",
         BenchStage::Storage => "storage",
         BenchStage::PageCache => "page cache",
         BenchStage::PageCacheToFresh => "cache to fresh memory",
@@ -24,6 +25,7 @@ pub(crate) fn stage(stage: BenchStage) -> &'static str {
 /// What a stage does, for those who meet its name for the first time.
 pub(crate) fn stage_meaning(stage: BenchStage) -> &'static str {
     match stage {
+        BenchStage::Opening => "reading headers and planning, before the first byte",
         BenchStage::Storage => "files to staging buffers, past the page cache",
         BenchStage::PageCache => "pages of the page cache to staging buffers",
         BenchStage::PageCacheToFresh => "pages of the page cache to fresh memory, first touch included",
