@@ -418,6 +418,41 @@ fn each_kind_of_attack_on_the_archive_is_refused_by_its_rule() {
     }
 }
 
+/// A hostile review found that `torch.load` took the archive in the comment, and vramp the one around it.
+#[test]
+fn an_archive_in_the_comment_is_refused_also_one_whose_comment_would_not_fit() {
+    let inner = archive(&state_dict(&[("w", one())]), &[("0", &data(4))]);
+    let mut outer = inner.clone();
+    let end = outer.len() - 2; // the length of the comment
+    let comment = [&b"x"[..], &inner[..inner.len() - 2], &5u16.to_le_bytes()].concat();
+    outer[end..].copy_from_slice(&u16::try_from(comment.len()).unwrap().to_le_bytes());
+    outer.extend_from_slice(&comment);
+    let (said, audit) = judged(&outer);
+    assert!(said != "opened" && audit.verdict >= Verdict::Suspicious, "{said} {audit:#?}");
+}
+
+/// A thousand unknown names, or ten thousand notices, left out the one that runs code.
+#[test]
+fn what_runs_code_is_said_whatever_else_there_is_to_say() {
+    let unknown = (0..1500).fold(Pickle::new(), |pickle, at| pickle.global("aaa", &format!("name{at}")).raw(b"0"));
+    let pickle = unknown.global("posix", "system").raw(b"0}");
+    let file = archive(&pickle.stop(), &[]);
+    let (_dir, path) = written(&file);
+    assert_eq!(audit(&path).unwrap().verdict, Verdict::Dangerous);
+    let passing = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    assert!(Checkpoint::open_with(&path, &passing).unwrap_err().to_string().contains("posix.system"));
+}
+
+/// 6 kB of lists in lists made gigabytes of names.
+#[test]
+fn names_that_multiply_are_refused_in_bounded_memory() {
+    let list =
+        |pickle: Pickle, memo: u8| (0..1500).fold(pickle.raw(b"]("), |pickle, _| pickle.raw(&[b'h', memo])).raw(b"e");
+    let pickle = list(Pickle::new().tensor(&one()).raw(b"q\x000"), 0).raw(b"q\x010");
+    let (said, _) = judged(&archive(&list(pickle, 1).stop(), &[("0", &data(4))]));
+    assert!(said.contains("paths"), "{said}");
+}
+
 #[test]
 fn other_containers_are_named_for_what_they_are() {
     let script = {

@@ -163,7 +163,9 @@ impl Audit {
     }
 
     fn add(&mut self, finding: Finding) {
-        if self.findings.len() < MOST_FINDINGS && !self.findings.contains(&finding) {
+        // Many notices must not leave out what is worse.
+        let most = if finding.severity > Severity::Notice { 2 * MOST_FINDINGS } else { MOST_FINDINGS };
+        if self.findings.len() < most && !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
     }

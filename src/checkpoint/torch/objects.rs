@@ -14,7 +14,9 @@ const MAX_RANK: usize = 64;
 /// Wrappers around one tensor that are looked through.
 const MAX_WRAPPERS: usize = 8;
 /// Steps of paths that are followed, shared parts counted each time.
-const MAX_PATHS: usize = 4 << 20;
+const MAX_PATHS: usize = 1 << 20;
+/// Bytes of all names together: long keys above many tensors multiply.
+const MAX_NAME_BYTES: usize = 128 << 20;
 /// Findings that are kept.
 const MOST_FINDINGS: usize = 1000;
 
@@ -372,9 +374,11 @@ impl<'a> Objects<'a> {
     /// Gathers the tensors below `root`, with their names.
     pub(crate) fn gather(&mut self, root: Id) {
         let mut open = vec![(root, 0u32)];
+        let mut name_bytes = 0;
         while let Some((id, path)) = open.pop() {
-            if self.paths.len() > MAX_PATHS {
-                let what = format!("more than {MAX_PATHS} paths through its object");
+            if self.paths.len() > MAX_PATHS || name_bytes > MAX_NAME_BYTES {
+                let what =
+                    format!("more than {MAX_PATHS} paths through its object, or {MAX_NAME_BYTES} bytes of names");
                 return self.findings.push(Finding::suspicious("resource-limit", what));
             }
             if self.findings.len() >= MOST_FINDINGS {
@@ -384,6 +388,7 @@ impl<'a> Objects<'a> {
                 Ok(Meaning::Container) => self.enter(id, path, &mut open),
                 Ok(Meaning::Dense(dense)) => {
                     let (name, typed) = self.names(path);
+                    name_bytes += name.len() + typed.len();
                     self.tensors.push(Found { name, typed, dense: *dense });
                 }
                 Ok(Meaning::Aside { why, tell }) => {

@@ -73,7 +73,9 @@ impl Pickled {
         let (mut globals, mut findings) = (Vec::new(), Vec::new());
         for (names, seen) in self.seen() {
             let global = seen.named(names, member);
-            if findings.len() < MOST_FINDINGS
+            // Many unknown names must not leave out what is known to run code.
+            let most = if global.danger == Danger::Dangerous { 2 * MOST_FINDINGS } else { MOST_FINDINGS };
+            if findings.len() < most
                 && let Some(finding) = of_global(&global)
             {
                 findings.push(finding.at(Spot {

@@ -119,6 +119,9 @@ fn find_end(bytes: &dyn Bytes, out: &mut Directory) -> io::Result<Option<End>> {
     with_zip64(bytes, short, out).map(Some)
 }
 
+/// Archives inside each other that are looked into at one level: each is looked into for more.
+const MOST_STRAYS: usize = 4;
+
 /// Which end record of the file's tail is looked at further. One whole record, whose comment ends where the file ends, is as it
 /// should be.
 fn choose_end(tail: &[u8], tail_at: u64, out: &mut Directory) -> Option<usize> {
@@ -132,11 +135,20 @@ fn choose_end(tail: &[u8], tail_at: u64, out: &mut Directory) -> Option<usize> {
     let fitting: Vec<usize> = whole.iter().filter(ends).copied().collect();
     let end_of = |at: usize| tail_at + at as u64 + EOCD_BYTES;
     match (fitting.as_slice(), whole.last()) {
-        ([at], _) => return Some(*at),
+        ([at], _) => {
+            // PyTorch takes the last one, also where it says that more follows.
+            if let Some(other) = found.iter().find(|other| *other > at) {
+                let what = "an end record stands in the archive's comment: readers see different archives in this file";
+                out.findings.push(Finding::suspicious("ambiguous-eocd", what));
+                out.strays.push((end_of(*at), tail_at + len));
+                out.strays.push((tail_at + *other as u64, tail_at + len));
+            }
+            return Some(*at);
+        }
         ([first, ..], _) => {
             let what = "several end records fit: readers see different archives in this file";
             out.findings.push(Finding::suspicious("ambiguous-eocd", what));
-            out.strays.extend(fitting.iter().map(|at| (end_of(*at), tail_at + len)));
+            out.strays.extend(fitting.iter().take(MOST_STRAYS).map(|at| (end_of(*at), tail_at + len)));
             return Some(*first);
         }
         ([], Some(&at)) => {
