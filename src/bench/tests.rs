@@ -205,13 +205,13 @@ fn of_a_checkpoint_that_is_too_large_a_part_is_loaded() {
     assert!(report.subject.part.is_some() && report.subject.bytes == BYTES);
 }
 
-/// A search on a disk with a delay, told to read one small piece at a time.
+/// A search on a disk with a delay, told to read one piece at a time.
 fn search(budget: Duration) -> Tuning {
-    let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(5));
-    let (checkpoint, storage) = checkpoint(Some(disk), BYTES);
+    let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(20));
+    let (checkpoint, storage) = checkpoint(Some(disk), 8 * BYTES);
     let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
-    let mut transfer = TransferOptions { read_bytes: Some(64 << 10), ..TransferOptions::default() };
+    let mut transfer = TransferOptions { read_bytes: Some(2 << 20), ..TransferOptions::default() };
     transfer.queue.direct_depth = 1;
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), Effort::QUICK) };
     super::tune::tune_on(&checkpoint, &options, budget, &|_| {}).unwrap()
@@ -223,7 +223,7 @@ fn tuning_finds_what_is_far_better_and_stops_when_time_is_up() {
         let tuning = search(Duration::from_secs(3600));
         assert!(tuning.complete && tuning.trials.iter().any(|trial| trial.kept), "{tuning:#?}");
         let deeper = tuning.profile.direct_depth.is_some_and(|depth| depth > 1);
-        let longer = tuning.profile.read_bytes.is_some_and(|bytes| bytes > 64 << 10);
+        let longer = tuning.profile.read_bytes.is_some_and(|bytes| bytes > 2 << 20);
         assert!(deeper || longer, "{tuning:#?}");
         let brief = search(Duration::ZERO);
         assert!(!brief.complete && brief.trials.len() == 1);

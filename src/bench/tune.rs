@@ -277,7 +277,7 @@ fn direct_depths(usual: &TransferOptions) -> Knob {
 }
 
 fn read_sizes() -> Knob {
-    let sizes = [1, 2, 8, 16].map(|mib| (mib * MIB) as u64).into();
+    let sizes = [2, 8, 16].map(|mib| (mib * MIB) as u64).into();
     knob("read_bytes", sizes, |profile, bytes| profile.read_bytes = Some(bytes))
 }
 

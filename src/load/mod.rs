@@ -76,7 +76,8 @@ pub struct TransferOptions {
     pub staging: Option<Staging>,
     /// What runs the reads.
     pub queue: QueueOptions,
-    /// Bytes of a read, at most; `None` leaves that to the file system. Rounded to what the file can be read by.
+    /// Bytes of a read, at most; `None` leaves that to the file system. Rounded to what the file can be read
+    /// by; reads that land in host memory are 2 MiB at least, so that two of them do not share a huge page.
     pub read_bytes: Option<u64>,
     /// Uploads that are worked on side by side (streams of a GPU, copy threads of the host); `None` leaves that to the device.
     pub lanes: Option<usize>,
