@@ -13,6 +13,9 @@ use vramp::checkpoint::Shard;
 use super::output::Failure;
 use super::text;
 
+/// How names end of what belongs to the weights that it lies beside.
+const BELONGS: [&str; 3] = [".index.json", "config.json", "tokenizer.json"];
+
 /// A place to write to.
 #[derive(Debug)]
 pub(crate) struct WholeFile {
@@ -50,10 +53,10 @@ impl WholeFile {
     /// Refuses to write over what is about to be loaded.
     pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
         let canonical = |shard: &Shard| fs::canonicalize(&shard.path).ok();
-        // What lies beside the weights and is JSON may be their index, or a configuration.
         let is_beside = |shard: PathBuf| shard.parent() == self.file.parent();
-        let is_json = self.file.exists() && self.file.extension().is_some_and(|end| end == "json");
-        if !shards.iter().filter_map(canonical).any(|shard| shard == self.file || is_json && is_beside(shard)) {
+        let name = self.file.file_name().unwrap_or_default().to_string_lossy();
+        let belongs = self.file.exists() && BELONGS.iter().any(|end| name.ends_with(end));
+        if !shards.iter().filter_map(canonical).any(|shard| shard == self.file || belongs && is_beside(shard)) {
             return Ok(());
         }
         let (option, asked) = (self.option, text::escape(&self.asked.display().to_string()));
