@@ -134,6 +134,14 @@ pub enum Error {
         /// What to do instead.
         hint: Option<String>,
     },
+    /// Somebody else changed the same thing meanwhile.
+    #[error("{}: {what}; what this call wrote is gone: see whether it is still wanted, and run it again", path.display())]
+    Conflict {
+        /// The file or folder.
+        path: PathBuf,
+        /// What happened to it.
+        what: String,
+    },
     /// Converting would have made finite numbers infinite.
     #[error(
         "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: take a type of more range (BF16, \
@@ -185,6 +193,7 @@ impl Error {
             Error::Device { .. } => "device",
             Error::OutOfMemory { .. } => "out_of_memory",
             Error::Exists { .. } => "exists",
+            Error::Conflict { .. } => "conflict",
             Error::Overflow { .. } => "overflow",
             Error::Cancelled => "cancelled",
             Error::Poisoned { .. } => "internal",
@@ -205,7 +214,7 @@ impl Error {
             | Error::Overflow { .. } => 3,
             Error::Io { .. } | Error::NotFound { .. } => 4,
             Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
-            Error::Exists { .. } => 6,
+            Error::Exists { .. } | Error::Conflict { .. } => 6,
             Error::Cancelled => 130,
         }
     }
@@ -232,7 +241,8 @@ impl Error {
             | Error::Unsupported { path, .. }
             | Error::Mismatch { path, .. }
             | Error::Changed { path, .. }
-            | Error::Exists { path, .. } => Some(path),
+            | Error::Exists { path, .. }
+            | Error::Conflict { path, .. } => Some(path),
             _ => None,
         }
     }

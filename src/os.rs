@@ -215,6 +215,21 @@ pub fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Resul
     }
 }
 
+/// Locks an open file or folder against others who ask (`flock`), until it is closed, without waiting. `false`: another has it.
+///
+/// # Errors
+/// What the kernel says: that the file system has no locks.
+pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: takes a descriptor and a number only.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            e => Err(e),
+        },
+    }
+}
+
 /// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ mod growing;
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,8 @@ pub struct Found {
     pub bytes: u64,
     /// Its permissions, as `chmod` takes them.
     pub mode: u32,
+    /// Another number for another file of the same name, and another after its bytes were changed, as far as the storage tells.
+    pub version: u128,
 }
 
 /// What a name leads to.
@@ -99,6 +102,13 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// When it cannot be removed.
     fn remove(&self, path: &Path) -> Result<()>;
+
+    /// Keeps everybody else who asks out of a folder until what it gives is dropped or the process ends. Nothing is written for
+    /// it. A storage without locks lets all in.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`], at once, when somebody else has it; when the folder cannot be opened.
+    fn lock(&self, folder: &Path) -> Result<Box<dyn Send>>;
 }
 
 /// A file in the making.
@@ -216,6 +226,22 @@ impl Store for FileStore {
         let removed = if is_folder { std::fs::remove_dir(path) } else { std::fs::remove_file(path) };
         removed.map_err(|e| Error::io("remove", path, e))
     }
+
+    fn lock(&self, folder: &Path) -> Result<Box<dyn Send>> {
+        let opened = File::open(folder).map_err(|e| Error::io("open", folder, e))?;
+        match os::try_lock(opened.as_fd()) {
+            Ok(false) => Err(busy(folder)),
+            Ok(true) | Err(_) => Ok(Box::new(opened)),
+        }
+    }
+}
+
+/// Somebody else has the lock of a folder.
+pub(crate) fn busy(folder: &Path) -> Error {
+    Error::Conflict {
+        path: folder.to_owned(),
+        what: "another save is being put in place here at this moment".to_owned(),
+    }
 }
 
 fn found(metadata: &std::fs::Metadata) -> Found {
@@ -225,7 +251,10 @@ fn found(metadata: &std::fs::Metadata) -> Found {
         kind if kind.is_symlink() => Kind::Link,
         _ => Kind::Other,
     };
-    Found { kind, bytes: metadata.len(), mode: metadata.mode() & 0o7777 }
+    // Seconds, nanoseconds and the number of the file: truncation loses nothing that would not be told apart by the rest.
+    let time = (metadata.mtime() as u64) << 30 ^ metadata.mtime_nsec() as u64;
+    let version = u128::from(metadata.ino()) << 64 | u128::from(time);
+    Found { kind, bytes: metadata.len(), mode: metadata.mode() & 0o7777, version }
 }
 
 fn refused(op: &'static str, path: &Path, error: io::Error) -> Error {

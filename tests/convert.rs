@@ -8,9 +8,10 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
 use vramp::error::Error;
-use vramp::save::{ConvertOptions, Target, Ties, convert};
+use vramp::save::{ConvertOptions, Target, convert};
 use vramp::store::{FileStore, Found, NewFile, Store, is_temporary};
 use vramp::testing::Random;
+use vramp::testing::torch::{Pickle, TensorOver, archive, state_dict};
 
 use crate::cli::{command, folder, interrupted, safetensors, signal, until, vramp};
 
@@ -55,6 +56,14 @@ fn outputs(said: &Value) -> Vec<PathBuf> {
 fn converted(args: &[&str]) -> Value {
     let said = vramp(&[&["convert", "--json"], args].concat());
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
+    said.json()
+}
+
+/// The same where a person is told something.
+#[track_caller]
+fn converted_with_warnings(args: &[&str]) -> Value {
+    let said = vramp(&[&["convert", "--json"], args].concat());
+    assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     said.json()
 }
 
@@ -180,23 +189,53 @@ fn tied_tensors_are_written_twice_or_recorded() {
 }
 
 #[test]
-fn names_that_may_be_one_tensor_are_taken_for_one_if_their_bytes_say_so() {
+fn names_over_one_storage_are_one_tensor_if_their_bytes_say_so() {
     let folder = folder();
-    let file = folder.path().join("m.safetensors");
-    let tensors: &[(&str, &str, &[u64], &[u8])] = &[
-        ("a", "U8", &[2], &[1, 2]),
-        ("b", "U8", &[2], &[1, 2]),
-        ("c", "U8", &[2], &[1, 3]),
-        ("d", "U8", &[1, 2], &[1, 2]),
-        ("e", "U8", &[2], &[1, 2]),
-    ];
-    std::fs::write(&file, safetensors(tensors, json!({}))).unwrap();
-    let target = Target::of(folder.path().join("out.safetensors"));
-    let perhaps_tied = vec![["a", "b", "c", "d"].map(Into::into).to_vec()];
-    let options = ConvertOptions { ties: Ties::Alias, perhaps_tied, ..ConvertOptions::default() };
-    let converted = convert(&Checkpoint::open(&file).unwrap(), &FileStore, &target, &options).unwrap();
-    assert_eq!(converted.ties, BTreeMap::from([("b".into(), "a".into())]));
-    assert_eq!(reference(&[target.path().to_owned()]).into_keys().collect::<Vec<_>>(), ["a", "c", "d", "e"]);
+    let file = folder.path().join("m.pt");
+    let over = |offset: i64, shape: &'static [i64], stride: &'static [i64]| TensorOver {
+        key: "0",
+        storage: "ByteStorage",
+        count: 6,
+        offset,
+        shape,
+        stride,
+        bits: &[],
+    };
+    let same = || over(0, &[2], &[1]);
+    let pickle = state_dict(&[
+        ("a", same()),
+        ("b", same()),
+        ("c", over(1, &[2], &[1])),
+        ("d", over(0, &[1, 2], &[2, 1])),
+        ("e", over(4, &[2], &[1])),
+        ("format", same()),
+    ]);
+    std::fs::write(&file, archive(&pickle, &[("0", &[1, 2, 9, 9, 1, 2])])).unwrap();
+    let (file, out) = (file.to_str().unwrap(), path(folder.path(), "out.safetensors"));
+    let said = converted_with_warnings(&[file, &out, "--ties", "alias", "--check"]);
+    let ties = said["ties"].as_object().unwrap();
+    assert_eq!(ties.get("b"), Some(&json!("a")), "{said}");
+    let found = reference(&[out.into()]);
+    assert!(["a", "c", "d", "format"].iter().all(|name| found.contains_key(*name)), "{:?}", found.keys());
+    let all = |name: &str| found.get(name).or_else(|| found.get(ties[name].as_str().unwrap())).unwrap().2.clone();
+    let bytes = ["a", "b", "c", "d", "e", "format"].map(all);
+    assert_eq!(bytes, [[1, 2], [1, 2], [2, 9], [1, 2], [1, 2], [1, 2]]);
+    let warnings = said["warnings"].to_string();
+    assert!(warnings.contains("a key of the metadata has that name"), "{warnings}");
+}
+
+#[test]
+fn a_checkpoint_without_anything_that_can_be_converted_is_refused_and_says_why() {
+    let folder = folder();
+    let file = folder.path().join("m.pt");
+    let pickle = Pickle::new().raw(b"}(").text("s").global("torch._utils", "_rebuild_sparse_tensor").raw(b"(NNtRu");
+    std::fs::write(&file, archive(&pickle.stop(), &[])).unwrap();
+    let out = path(folder.path(), "out.safetensors");
+    let said = vramp(&["convert", file.to_str().unwrap(), &out, "--json"]);
+    let error = said.error();
+    assert_eq!((said.code, &error["kind"]), (Some(3), &json!("unsupported")));
+    assert!(error["message"].as_str().unwrap().contains("\"s\" (a sparse tensor)"), "{error}");
+    assert_eq!(names(folder.path()), ["m.pt"]);
 }
 
 // ---- casts
@@ -348,6 +387,10 @@ impl Store for Turning {
 
     fn remove(&self, path: &Path) -> Result<(), Error> {
         FileStore.remove(path)
+    }
+
+    fn lock(&self, folder: &Path) -> Result<Box<dyn Send>, Error> {
+        FileStore.lock(folder)
     }
 }
 

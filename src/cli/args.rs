@@ -485,7 +485,8 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConversionArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors file, one of PyTorch (.pt, .pth, .bin), a folder of either, an index.json, or the name of a model in the
+    /// local cache.
     #[arg(value_name = "IN", value_hint = ValueHint::AnyPath)]
     pub(crate) input: PathBuf,
     /// Where to write: a file if the name ends in .safetensors, else a folder.

@@ -102,7 +102,6 @@ fn meant(args: &ConversionArgs, interrupt: &Interrupt, progress: Option<Arc<Prog
             TiesArg::Write => Ties::Write,
             TiesArg::Alias => Ties::Alias,
         },
-        perhaps_tied: Vec::new(),
         max_shard_bytes: args.max_shard_size.unwrap_or(MAX_SHARD_BYTES),
         check: args.check,
         progress: progress

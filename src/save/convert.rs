@@ -51,9 +51,6 @@ pub struct ConvertOptions {
     pub transfer: TransferOptions,
     /// What becomes of tensors that have several names.
     pub ties: Ties,
-    /// Groups of stored names that may be one tensor, beside those that lie over one storage of a PyTorch file. Those of a group that have the same type, shape and bytes are taken for
-    /// one with [`Ties::Alias`].
-    pub perhaps_tied: Vec<Vec<Arc<str>>>,
     /// The most bytes of tensors in one file of a folder.
     pub max_shard_bytes: u64,
     /// Whether the files are read back, past the page cache where possible, and compared before they are put in place.
@@ -70,7 +67,6 @@ impl Default for ConvertOptions {
             selection: Selection::default(),
             transfer: TransferOptions::default(),
             ties: Ties::default(),
-            perhaps_tied: Vec::new(),
             max_shard_bytes: MAX_SHARD_BYTES,
             check: false,
             progress: None,
@@ -131,8 +127,9 @@ pub fn convert(
     let saving = Saving::begin(store, target, layout, &work.save_options())?;
     let (saving, warnings) = work.carry_out(saving)?;
     let saved = saving.finish()?;
-    let warnings = checkpoint.warnings().iter().cloned().chain(warnings).chain(saved.warnings.clone()).collect();
-    let Work { skipped, scales, notes: Notes { ties, .. }, .. } = work;
+    let Work { skipped, scales, notes: Notes { ties, .. }, warnings: planned, .. } = work;
+    let warnings =
+        [checkpoint.warnings().to_vec(), planned, warnings, saved.warnings.clone()].into_iter().flatten().collect();
     Ok(Converted { saved, skipped, scales, ties, warnings })
 }
 
@@ -142,6 +139,7 @@ struct Work<'a> {
     options: &'a ConvertOptions,
     outputs: Vec<Output>,
     notes: Notes,
+    warnings: Vec<String>,
     skipped: Vec<Skipped>,
     scales: BTreeMap<Arc<str>, Arc<str>>,
     /// Tensors of the checkpoint that are the same as one before them.
@@ -164,6 +162,7 @@ struct Batch {
 impl<'a> Work<'a> {
     fn plan(checkpoint: &'a Checkpoint, options: &'a ConvertOptions) -> Result<Work<'a>> {
         let selected = checkpoint.select(&options.selection)?;
+        demand_something(checkpoint, &selected)?;
         checkpoint.require_known_dtypes(&selected)?;
         let casts = casts(checkpoint, &selected, options)?;
         let mut work = Work {
@@ -171,13 +170,10 @@ impl<'a> Work<'a> {
             options,
             outputs: Vec::with_capacity(selected.len()),
             notes: Notes { metadata: metadata(checkpoint), ties: BTreeMap::new() },
+            warnings: Vec::new(),
             skipped: skipped(checkpoint, &selected, &casts),
             scales: scales(checkpoint, &casts),
-            twins: if options.ties == Ties::Alias {
-                twins(checkpoint, &casts, checkpoint.shared().iter().chain(&options.perhaps_tied))?
-            } else {
-                BTreeMap::new()
-            },
+            twins: if options.ties == Ties::Alias { twins(checkpoint, &casts)? } else { BTreeMap::new() },
         };
         for tensor in in_stored_order(checkpoint, &casts) {
             work.add(tensor);
@@ -192,12 +188,22 @@ impl<'a> Work<'a> {
         let first = self.twin_of(tensor).unwrap_or_else(|| Arc::clone(&selected.name));
         for name in std::iter::once(&selected.name).chain(&selected.aliases) {
             if self.options.ties == Ties::Alias && *name != first {
-                self.notes.ties.insert(Arc::clone(name), Arc::clone(&first));
-                continue;
+                if !self.is_taken(name) {
+                    self.notes.ties.insert(Arc::clone(name), Arc::clone(&first));
+                    continue;
+                }
+                let (name, first) = (quoted(name), quoted(&first));
+                let why = "a key of the metadata has that name, and readers would not take it for a tensor's";
+                self.warnings.push(format!("{name} is the same tensor as {first} and was written all the same: {why}"));
             }
             let outline = Outline { name: Arc::clone(name), dtype: dtype.clone(), shape: Arc::clone(&selected.shape) };
             self.outputs.push(Output { outline, source: selected.clone(), is_cast: tensor.cast.is_some() });
         }
+    }
+
+    /// Whether the metadata says something else under that name.
+    fn is_taken(&self, name: &str) -> bool {
+        name == "format" || self.notes.metadata.contains_key(name)
     }
 
     /// The name of the output that holds the same tensor, where there is one.
@@ -366,6 +372,16 @@ impl<'a> Work<'a> {
     }
 }
 
+/// Refuses to make an empty checkpoint of one that has something, none of which can be converted.
+fn demand_something(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<()> {
+    if !selected.is_empty() || checkpoint.skipped().is_empty() {
+        return Ok(());
+    }
+    let skipped: Listed = checkpoint.skipped().iter().map(|it| format!("{} ({})", quoted(&it.name), it.why)).collect();
+    let what = format!("none of what it holds can be converted: {skipped}");
+    Err(Error::Unsupported { path: checkpoint.path().to_owned(), tensor: None, what })
+}
+
 /// What converting takes: nothing, unless it was asked for.
 fn casts(checkpoint: &Checkpoint, selected: &[Selected], options: &ConvertOptions) -> Result<Casts> {
     if let Some(convert) = options.transfer.convert {
@@ -408,14 +424,10 @@ fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>
 }
 
 /// Tensors that are the same as one that is stored before them, of those that may be: bytes are compared.
-fn twins<'a>(
-    checkpoint: &Checkpoint,
-    casts: &Casts,
-    groups: impl Iterator<Item = &'a Vec<Arc<str>>>,
-) -> Result<BTreeMap<usize, usize>> {
+fn twins(checkpoint: &Checkpoint, casts: &Casts) -> Result<BTreeMap<usize, usize>> {
     let mut twins = BTreeMap::new();
     let stored = in_stored_order(checkpoint, casts);
-    for group in groups {
+    for group in checkpoint.shared() {
         let names: HashSet<&str> = group.iter().map(AsRef::as_ref).collect();
         let member = |tensor: &&ConvertedTensor| {
             let info = checkpoint.tensors().get(tensor.selected.tensor)?;

@@ -315,7 +315,8 @@ impl<'s> Saving<'s> {
     /// Puts the files in place.
     ///
     /// # Errors
-    /// When tensors are missing, the save was cancelled, or the storage refuses; then all is as it was before. Only when the
+    /// When tensors are missing, the save was cancelled, the storage refuses, or (of a folder: [`Error::Conflict`]) somebody
+    /// else has put weights there since [`Saving::begin`]; then all is as it was before. Only when the
     /// folder cannot be synced at the very end, the new files are in place and not known to be durable.
     pub fn finish(self) -> Result<Saved> {
         self.check_cancelled()?;

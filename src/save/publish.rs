@@ -3,7 +3,8 @@
 //! One step is the switch: renaming the single file, or the index, or removing an index that would win over the single file.
 //! Before it nothing that the old checkpoint consists of is touched, which is why numbered files never take a name that is
 //! there already; after it the files of the old one are removed. Between those the folder is synced, so that a storage that
-//! reorders names cannot mix them. What a save would leave behind is kept in [`Leftovers`] until the switch.
+//! reorders names cannot mix them. What a save would leave behind is kept in [`Leftovers`] until the switch. Of several saves
+//! to one folder that overlap in time, one is put in place and the others are refused: each replaces what it found, or nothing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::checkpoint::index::Index;
 use crate::checkpoint::{FolderChoice, choose_in_folder};
 use crate::error::{Error, Listed, Result};
 use crate::fault::{counted, quoted};
-use crate::store::{self, Kind, NewFile, Store, folder_of};
+use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -131,7 +132,29 @@ pub(super) struct Place {
     drops_index: bool,
     /// Files of the checkpoint that is replaced.
     stale: Vec<String>,
+    /// What a folder's readers take before the save.
+    read: Option<Read>,
     warnings: Vec<String>,
+}
+
+/// What readers of a folder take.
+#[derive(Debug, PartialEq, Eq)]
+struct Read {
+    choice: FolderChoice,
+    files: Vec<Option<Found>>,
+}
+
+impl Read {
+    fn of(store: &dyn Store, folder: &Path, there: &[String]) -> Result<Read> {
+        let choice = choose_in_folder(there);
+        let names: &[String] = match &choice {
+            FolderChoice::Index(name) => std::slice::from_ref(name),
+            FolderChoice::Weights(names) => names,
+            FolderChoice::Nothing => &[],
+        };
+        let files = names.iter().map(|name| store.examine(&folder.join(name))).collect::<Result<_>>()?;
+        Ok(Read { choice, files })
+    }
 }
 
 /// What was put in place.
@@ -175,9 +198,11 @@ impl Place {
                 });
             }
             demand_folder(store, folder_of(path))?;
-            return Ok(Place { missing: true, ..place.named(store, shards, &[])? });
+            let read = Some(Read { choice: FolderChoice::Nothing, files: Vec::new() });
+            return Ok(Place { missing: true, read, ..place.named(store, shards, &[])? });
         }
         let there = store.list(path)?;
+        let place = Place { read: Some(Read::of(store, path, &there)?), ..place };
         place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)
     }
 
@@ -191,6 +216,7 @@ impl Place {
             index_mode: None,
             drops_index: false,
             stale: Vec::new(),
+            read: None,
             warnings: Vec::new(),
         }
     }
@@ -327,6 +353,7 @@ impl Place {
         leftovers: &Leftovers,
     ) -> Result<Published> {
         let outputs: Vec<PathBuf> = self.names.iter().map(|name| self.folder.join(name)).collect();
+        let _lock = self.read.as_ref().map(|read| self.still(store, read)).transpose()?;
         if self.index {
             self.publish_indexed(store, &files, &outputs, layout, leftovers)?;
         } else {
@@ -336,6 +363,18 @@ impl Place {
         warnings.extend(self.remove_stale(store));
         let index = self.index.then(|| self.folder.join(INDEX));
         Ok(Published { outputs: outputs.into_iter().chain(index).collect(), warnings })
+    }
+
+    /// Keeps other saves out of the folder, and demands that what is there is what was there when this one began.
+    fn still(&self, store: &dyn Store, read: &Read) -> Result<Box<dyn Send>> {
+        let lock = store.lock(&self.folder)?;
+        let there = store.list(&self.folder)?;
+        let is_taken = self.index && self.names.iter().any(|name| there.contains(name));
+        if !is_taken && Read::of(store, &self.folder, &there)? == *read {
+            return Ok(lock);
+        }
+        let what = "somebody else has put weights there since this save began".to_owned();
+        Err(Error::Conflict { path: self.folder.clone(), what })
     }
 
     /// The numbered files, which nobody reads yet; then the index.

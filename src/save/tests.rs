@@ -172,6 +172,64 @@ fn what_a_killed_save_left_is_in_nobodys_way() {
 }
 
 #[test]
+fn of_two_saves_that_overlap_one_is_put_in_place_and_the_other_says_so() {
+    for old in [None, Some(version(1, 1)), Some(version(1, 6))] {
+        for (first, second) in [(6, 6), (6, 4), (6, 1), (1, 6), (1, 1)] {
+            let (first, second) = (version(2, first), version(3, second));
+            let change = Change::new("overlapping", folder(), old.clone(), first.clone());
+            let store = change.before.copied();
+            let begin = |tensors: &Tensors| {
+                let outlines = inputs(tensors).into_iter().map(|input| input.outline).collect();
+                let layout = Layout::new(change.target.path(), outlines, &Notes::default(), 20).unwrap();
+                Saving::begin(Box::leak(Box::new(store.clone())), &change.target, layout, &options()).unwrap()
+            };
+            if old.is_none() {
+                store.make_folder(change.target.path()).unwrap();
+            }
+            let (mut one, mut other) = (begin(&first), begin(&second));
+            second.values().for_each(|bytes| other.write(bytes).unwrap());
+            first.values().for_each(|bytes| one.write(bytes).unwrap());
+            one.finish().unwrap();
+            let after = store.copied();
+            let error = other.finish().unwrap_err();
+            assert_eq!((error.kind(), error.exit_code()), ("conflict", 6), "{error}");
+            assert_eq!(change.read(&store), Some(first.clone()));
+            assert_eq!(temporaries(&store), [""; 0]);
+            assert!(after.files().keys().all(|path| store.files().contains_key(path) || temporaries(&after).len() > 0));
+            put(&store, &change.target, &second).unwrap();
+            assert_eq!(change.read(&store), Some(second));
+        }
+    }
+}
+
+#[test]
+fn many_saves_to_one_folder_at_once_leave_one_of_them_whole() {
+    watched(|| {
+        let disk = tempfile::tempdir().unwrap();
+        let path = disk.path().join("m");
+        for round in 0..8 {
+            let save = |number: u8| {
+                let tensors = version(number, 1 + (number + round) % 6);
+                (save_to(&FileStore, &Target::Folder(path.clone()), &inputs(&tensors), &options()), tensors)
+            };
+            let done: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || save(number))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let found = load(&path, &Options::default()).unwrap();
+            let found: Tensors =
+                found.tensors().iter().map(|it| (it.name().to_owned(), it.bytes().unwrap().to_vec())).collect();
+            assert!(done.iter().any(|(saved, tensors)| saved.is_ok() && *tensors == found), "{done:?}");
+            // Whoever came too late says so; one that found the folder while another made it, or took it away, too.
+            let codes: Vec<u8> = done.iter().filter_map(|it| it.0.as_ref().err().map(Error::exit_code)).collect();
+            assert!(codes.iter().all(|code| [4, 6].contains(code)), "{done:?}");
+            let names: Vec<String> = FileStore.list(&path).unwrap();
+            assert!(!names.iter().any(|name| store::is_temporary(name)), "{names:?}");
+        }
+    });
+}
+
+#[test]
 fn files_of_the_checkpoint_that_was_replaced_are_removed_and_others_stay() {
     let change = Change::new("many by many", folder(), Some(version(1, 6)), version(2, 6));
     let store = change.before.copied();

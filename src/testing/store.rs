@@ -4,14 +4,14 @@
 //! what was not synced whatever it likes: files torn at any byte with rubbish at their end, names that are new, old or missing,
 //! in any combination.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Random;
 use crate::error::{Error, Result};
-use crate::store::{Found, Kind, NewFile, Store, folder_of};
+use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
 
 /// What goes wrong at one step of a [`CrashStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,7 @@ struct State {
     trouble: Option<(usize, StoreTrouble)>,
     dead: bool,
     free_bytes: Option<u64>,
+    locked: BTreeSet<PathBuf>,
 }
 
 type Names = BTreeMap<PathBuf, Entry>;
@@ -223,10 +224,13 @@ impl Store for CrashStore {
         let mut state = self.state();
         state.step(path)?;
         if state.is_folder(path) {
-            return Ok(Some(Found { kind: Kind::Folder, bytes: 0, mode: 0o755 }));
+            return Ok(Some(Found { kind: Kind::Folder, bytes: 0, mode: 0o755, version: 0 }));
         }
-        let found = |at: usize| (state.files[at].live.len() as u64, state.files[at].mode);
-        Ok(state.file(path).ok().map(found).map(|(bytes, mode)| Found { kind: Kind::File, bytes, mode }))
+        let found = |at: usize| {
+            let Contents { live, mode, .. } = &state.files[at];
+            Found { kind: Kind::File, bytes: live.len() as u64, mode: *mode, version: at as u128 }
+        };
+        Ok(state.file(path).ok().map(found))
     }
 
     fn is_folder(&self, path: &Path) -> Result<bool> {
@@ -305,6 +309,26 @@ impl Store for CrashStore {
         state.change(Change { folder: folder_of(path).into(), taken: Some(path.into()), put: None });
         Ok(())
     }
+
+    fn lock(&self, folder: &Path) -> Result<Box<dyn Send>> {
+        let mut state = self.state();
+        state.step(folder)?;
+        if !state.locked.insert(folder.to_owned()) {
+            return Err(store::busy(folder));
+        }
+        Ok(Box::new(Locked { store: self.clone(), folder: folder.to_owned() }))
+    }
+}
+
+struct Locked {
+    store: CrashStore,
+    folder: PathBuf,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.store.state().locked.remove(&self.folder);
+    }
 }
 
 struct Growing {
@@ -360,7 +384,16 @@ pub fn store_conformance(store: &dyn Store, folder: &Path) {
     store.sync_folder(folder).unwrap();
     assert_eq!((store.list(folder).unwrap().len(), store.read(&one, 9).unwrap().as_slice()), (1, &b"second"[..]));
 
+    let before = store.examine(&one).unwrap();
+    write(&two, b"second");
+    store.rename(&two, &one).unwrap();
+    assert_ne!(store.examine(&one).unwrap(), before, "the same bytes, and not the same file");
+
     store.make_folder(&inner).unwrap();
+    let lock = store.lock(folder).unwrap();
+    assert!(matches!(store.lock(folder).map(drop), Err(Error::Conflict { .. })));
+    drop((lock, store.lock(&inner).unwrap()));
+    drop(store.lock(folder).unwrap());
     assert!(store.is_folder(&inner).unwrap() && store.make_folder(&inner).is_err());
     write(&inner.join("a"), b"");
     assert!(store.remove(&inner).is_err(), "it is not empty");
