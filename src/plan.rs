@@ -8,12 +8,15 @@
 //!    a segment keeps the file's residue modulo the direct-I/O block, so that `O_DIRECT` writes it in place. Elsewhere
 //!    tensors are packed at the device's alignment, unless the device reads the file itself: then segments keep the file's
 //!    residue where the alignment allows it.
-//!    A caller may also say where each tensor goes: in memory that it has already.
+//!    A caller may also say where each tensor goes: in memory that it has already. Tensors that are made of the same bytes in the
+//!    same way lie in one place, whatever they are called and shaped.
 //! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie
 //!    misaligned, tensors to be converted, crumbs) is read into staging buffers, near extents merged, and copied or
 //!    converted piece by piece. Of a segment that the device reads itself the whole blocks go so; the rest is staged.
 //! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,7 +72,7 @@ pub struct Wanted {
 }
 
 /// How the elements of a tensor are converted while they are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WantedCast {
     /// From what to what, and by which scales (their `first` is the plan's to set).
     pub cast: Cast,
@@ -179,6 +182,9 @@ pub struct Placement {
     pub arena: u64,
     /// Number of bytes.
     pub bytes: u64,
+    /// The tensor that these bytes are placed for, where it is another one: tied weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_as: Option<Arc<str>>,
 }
 
 /// One read and what it feeds.
@@ -252,9 +258,23 @@ impl Transfer {
 }
 
 impl LoadPlan {
-    /// Bytes of the tensors.
+    /// Number of tensors, those that share their bytes counted once.
+    pub fn tensors(&self) -> usize {
+        self.distinct().count()
+    }
+
+    /// Number of names that tensors are handed out under.
+    pub fn names(&self) -> usize {
+        self.placements.iter().map(|placement| 1 + placement.aliases.len()).sum()
+    }
+
+    /// Bytes of the tensors, shared ones counted once.
     pub fn tensor_bytes(&self) -> u64 {
-        self.placements.iter().map(|placement| placement.bytes).sum()
+        self.distinct().map(|placement| placement.bytes).sum()
+    }
+
+    fn distinct(&self) -> impl Iterator<Item = &Placement> {
+        self.placements.iter().filter(|placement| placement.same_as.is_none())
     }
 
     /// Bytes that are read, gaps and block padding included.
@@ -278,6 +298,9 @@ impl LoadPlan {
 /// # Errors
 /// When sizes do not fit 64 bits, or a staging buffer is too small for a block of direct I/O.
 pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
+    let (all, firsts) = (wanted, firsts(wanted));
+    let bare = without_twins(wanted, &firsts);
+    let wanted = bare.as_ref();
     let layout = match device.host_visible {
         _ if wanted.iter().any(|tensor| tensor.place.is_some()) => place_as_told(wanted)?,
         false if !shards.iter().any(|facts| landing_limits(facts, device, options).is_some()) => {
@@ -302,7 +325,11 @@ pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, opti
     }
     let mut transfers = batches.finish();
     transfers.sort_unstable_by_key(|transfer| (transfer.shard, transfer.offset, transfer.len));
-    let placements = wanted.iter().zip(layout.places).map(|(tensor, arena)| placement(tensor, arena)).collect();
+    let placements = all.iter().enumerate().zip(firsts).map(|((index, tensor), first)| {
+        let same_as = all.get(first).filter(|_| first != index).map(|first| Arc::clone(&first.name));
+        placement(tensor, layout.places[first], same_as)
+    });
+    let placements = placements.collect();
     let mut plan =
         LoadPlan { arena_bytes: layout.arena_bytes, buffer_bytes: 0, placements, transfers, scales: Vec::new() };
     let staged = plan.transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. }));
@@ -395,7 +422,7 @@ fn too_large() -> Error {
     Error::Request { what: "the selected tensors take more than 2^64 bytes".to_owned(), hint: None }
 }
 
-fn placement(wanted: &Wanted, arena: u64) -> Placement {
+fn placement(wanted: &Wanted, arena: u64, same_as: Option<Arc<str>>) -> Placement {
     Placement {
         name: Arc::clone(&wanted.name),
         aliases: wanted.aliases.clone(),
@@ -403,7 +430,38 @@ fn placement(wanted: &Wanted, arena: u64) -> Placement {
         shape: Arc::clone(&wanted.shape),
         arena,
         bytes: wanted.bytes,
+        same_as,
     }
+}
+
+/// For each tensor the one whose place it gets: itself, or one that is made of the same bytes in the same way, and is aligned no
+/// less strictly.
+fn firsts(wanted: &[Wanted]) -> Vec<usize> {
+    let key = |tensor: &Wanted| (tensor.bytes > 0).then(|| (tensor.runs.clone(), tensor.cast, tensor.place));
+    let mut firsts = HashMap::new();
+    for (index, tensor) in wanted.iter().enumerate() {
+        let Some(key) = key(tensor) else { continue };
+        let first = firsts.entry(key).or_insert(index);
+        if wanted[*first].dtype.alignment() < tensor.dtype.alignment() {
+            *first = index;
+        }
+    }
+    let first =
+        |(index, tensor): (usize, &Wanted)| key(tensor).and_then(|key| firsts.get(&key).copied()).unwrap_or(index);
+    wanted.iter().enumerate().map(first).collect()
+}
+
+/// The tensors to lay out: those that get the place of another one have no bytes of their own.
+fn without_twins<'w>(wanted: &'w [Wanted], firsts: &[usize]) -> Cow<'w, [Wanted]> {
+    let own = |(index, first): (usize, &usize)| index == *first;
+    if firsts.iter().enumerate().all(own) {
+        return Cow::Borrowed(wanted);
+    }
+    let bare = |(tensor, is_own): (&Wanted, bool)| match is_own {
+        true => tensor.clone(),
+        false => Wanted { runs: Vec::new(), bytes: 0, ..tensor.clone() },
+    };
+    wanted.iter().zip(firsts.iter().enumerate().map(own)).map(bare).collect()
 }
 
 /// One past the tensor's last byte, when it starts at `arena`.
@@ -862,7 +920,7 @@ impl fmt::Display for LoadPlan {
         writeln!(
             f,
             "{} tensors, {} bytes, in an arena of {} bytes",
-            self.placements.len(),
+            self.tensors(),
             self.tensor_bytes(),
             self.arena_bytes
         )?;

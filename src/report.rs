@@ -10,10 +10,12 @@ use crate::fallback::Fallback;
 /// The report of one load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// Bytes of the tensors.
+    /// Bytes of the tensors, those that have several names counted once.
     pub bytes: u64,
-    /// Number of tensors, aliases not counted.
+    /// Number of tensors, counted so.
     pub tensors: usize,
+    /// Number of names that they are handed out under: more than tensors where some are tied.
+    pub names: usize,
     /// From before the first open to the last byte usable.
     pub seconds: f64,
     /// `bytes / seconds / 1e9`.

@@ -86,7 +86,7 @@ impl Checkpoint {
             }
         }
         let bytes = selected.iter().filter_map(|chosen| tensors.get(&chosen.name)).map(MappedTensor::len).sum();
-        let report = maps.report(bytes, selected.len(), started.elapsed().as_secs_f64());
+        let report = maps.report(bytes, (selected.len(), tensors.len()), started.elapsed().as_secs_f64());
         Ok(Mapped { tensors, report, warnings: self.warnings().to_vec() })
     }
 }
@@ -123,13 +123,14 @@ impl Maps<'_> {
         Ok(map)
     }
 
-    fn report(&self, bytes: u64, tensors: usize, seconds: f64) -> Report {
+    fn report(&self, bytes: u64, (tensors, names): (usize, usize), seconds: f64) -> Report {
         let files = || self.open.values().map(|(file, _)| file);
         let resident_before = files().map(|file| file.residency().resident_bytes()).sum();
         let cache = Cache { resident_before, file_bytes: files().map(|file| file.identity().len).sum() };
         Report {
             bytes,
             tensors,
+            names,
             seconds,
             gb_per_s: 0.0, // nothing moved
             estimate: Bound { bandwidth: 0.0, bound_by: Stage::SetUp, seconds: 0.0 },

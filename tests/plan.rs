@@ -1,6 +1,7 @@
 //! The plan against a naive reader: for random files, selections, limits and residencies, carrying the plan out byte by byte
 //! gives each tensor its bytes, each written once, within the limits of both sides, whatever the order of the input.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
@@ -96,6 +97,12 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         prop_assert!(placed.arena.is_multiple_of(align), "{} at {}", wanted.name, placed.arena);
     }
     prop_assert!(writes.iter().all(|&count| count <= 1));
+    let mut distinct = HashMap::new();
+    for (wanted, placed) in case.wanted.iter().zip(&plan.placements).filter(|(wanted, _)| wanted.bytes > 0) {
+        let first = distinct.entry((&wanted.runs, wanted.cast)).or_insert(placed.arena);
+        prop_assert_eq!(*first, placed.arena, "{} has another place than the same bytes", wanted.name);
+    }
+    prop_assert_eq!(plan.tensor_bytes(), distinct_bytes(case));
     for transfer in &plan.transfers {
         let facts = &case.facts[transfer.shard as usize];
         prop_assert!(transfer.len > 0 && transfer.offset + transfer.len <= facts.bytes);
@@ -118,6 +125,13 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         }
     }
     Ok(())
+}
+
+/// Bytes of the tensors, those that are made of the same bytes in the same way once.
+fn distinct_bytes(case: &Case) -> u64 {
+    let mut seen = HashSet::new();
+    let distinct = case.wanted.iter().filter(|wanted| seen.insert((&wanted.runs, wanted.cast)));
+    distinct.map(|wanted| wanted.bytes).sum()
 }
 
 /// A read that the device makes itself is whole blocks of a file that it takes, lands where it can, and was not ruled out.
@@ -188,13 +202,15 @@ fn residency(bytes: u64) -> impl Strategy<Value = Residency> {
 }
 
 fn file(shard: u32) -> impl Strategy<Value = (Vec<u8>, ShardFacts, Vec<Wanted>)> {
-    (8..2000u64, prop::collection::vec(tensor(), 0..12)).prop_flat_map(move |(header, tensors)| {
+    let repeats = prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..4);
+    (8..2000u64, prop::collection::vec(tensor(), 0..12), repeats).prop_flat_map(move |(header, tensors, repeats)| {
         let (mut offset, mut wanted) = (header, Vec::new());
         for (index, (dtype, elements, choice)) in tensors.into_iter().enumerate() {
             let bytes = elements * dtype.bits().unwrap() / 8;
             wanted.extend(want(shard, index, dtype, offset, bytes, choice));
             offset += bytes;
         }
+        wanted.extend(again(&wanted, &repeats));
         let mut bytes: Vec<u8> = Vec::with_capacity(offset as usize);
         bytes.extend((0..offset).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ shard as u8));
         let facts = (limits(false), gpu_limits(), residency(offset), any::<bool>());
@@ -204,6 +220,24 @@ fn file(shard: u32) -> impl Strategy<Value = (Vec<u8>, ShardFacts, Vec<Wanted>)>
         });
         (Just(bytes), facts, Just(wanted))
     })
+}
+
+/// Some of the tensors once more: the same bytes under another name, or the second half of them.
+fn again(wanted: &[Wanted], repeats: &[(prop::sample::Index, bool)]) -> Vec<Wanted> {
+    let repeat = |(at, (index, whole)): (usize, &(prop::sample::Index, bool))| {
+        let tensor = wanted.get(index.index(wanted.len().max(1)))?;
+        let name: Arc<str> = format!("{}.{at}", tensor.name).into();
+        match tensor.runs.as_slice() {
+            [run] if !whole && run.count == 1 && tensor.cast.is_none() => {
+                let (offset, len) = (run.offset + run.run / 2, run.run - run.run / 2);
+                let runs = vec![Strided::contiguous(Extent { offset, len, shard: run.shard }, 0)];
+                let shape = [len].into();
+                Some(Wanted { name, runs, bytes: len, shape, dtype: Dtype::U8, ..tensor.clone() })
+            }
+            _ => Some(Wanted { name, ..tensor.clone() }),
+        }
+    };
+    repeats.iter().enumerate().filter_map(repeat).collect()
 }
 
 fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice: Choice) -> Option<Wanted> {

@@ -36,7 +36,8 @@ pub use made::Recipe;
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -95,8 +96,8 @@ pub struct TensorInfo {
     pub data: TensorData,
 }
 
-/// Where the bytes of a tensor lie.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where the bytes of a tensor lie. Two tensors of a PyTorch file may lie over the same bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum TensorData {
     /// In one piece, row-major.
     Whole(Extent),
@@ -105,7 +106,7 @@ pub enum TensorData {
 }
 
 /// A box of a tensor that lies row-major in one extent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Part {
     /// The bytes.
     pub extent: Extent,
@@ -195,9 +196,27 @@ impl Checkpoint {
         &self.shared
     }
 
-    /// Bytes of all tensors.
+    /// Further names of tensors: those that lie over the very bytes of another one, with the first name of these, and those that
+    /// the metadata record. A load gives them one place.
+    pub fn ties(&self) -> Vec<Tie> {
+        let mut first: HashMap<&TensorData, &TensorInfo> = HashMap::new();
+        let mut ties = self.recorded_ties();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.bytes() > 0) {
+            match first.entry(&tensor.data) {
+                Entry::Vacant(new) => drop(new.insert(tensor)),
+                Entry::Occupied(first) => {
+                    ties.push(Tie { alias: tensor.name.to_string(), target: first.get().name.to_string() });
+                }
+            }
+        }
+        ties
+    }
+
+    /// Bytes of all tensors, those that have several names counted once.
     pub fn total_bytes(&self) -> u64 {
-        self.tensors.iter().map(TensorInfo::bytes).sum()
+        let mut seen = HashSet::new();
+        let distinct = self.tensors.iter().filter(|tensor| seen.insert(&tensor.data));
+        distinct.fold(0, |sum, tensor| sum.saturating_add(tensor.bytes()))
     }
 
     /// The tensor of that name.

@@ -81,7 +81,7 @@ pub struct Selected {
 }
 
 /// A range of one dimension.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Slice {
     /// The dimension, counted from 0 (outermost).
     pub dim: usize,

@@ -39,7 +39,7 @@ Examples:
   vramp inspect ./m --json | jq '.dtypes'
 
 JSON: {path, format, shards: [{path, bytes}], metadata, total_bytes, parameters, dtypes,
-tensors: {name: {dtype, shape, shard, offset, bytes}}, warnings}. `shard` counts from 0 in
+tensors: {name: {dtype, shape, shard, offset, bytes}}, ties?: {alias: name}, skipped?, warnings}. `shard` counts from 0 in
 `shards`; `offset` counts bytes from the start of that file.";
 
 const LOAD_EXAMPLES: &str = "\
@@ -54,7 +54,7 @@ Examples:
   vramp load ./m --digests --json | jq -r '.tensors[].sha256'
   vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
-JSON: {device, tensors: {name: {dtype, shape, bytes, sha256?, checksum?}}, report, warnings}.";
+JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, report, warnings}.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp

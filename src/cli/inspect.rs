@@ -1,11 +1,11 @@
 //! `vramp inspect`: what a checkpoint holds, from its headers alone. No byte of a tensor is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramp::checkpoint::{Checkpoint, Format, Selected, Skipped, TensorData, TensorInfo};
+use vramp::checkpoint::{Checkpoint, Format, Selected, Skipped, Slice, TensorData, TensorInfo};
 use vramp::device::CpuDevice;
 use vramp::load::{Loader, Prepared, TransferOptions};
 
@@ -14,6 +14,9 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::text::{self, Align, BOLD, DIM, Table};
 use super::{options, plan, tree};
+
+/// Further names that the summary shows.
+const MOST_TIES: usize = 12;
 
 /// One line of the listing.
 #[derive(Debug, Clone, Serialize)]
@@ -25,6 +28,9 @@ pub(crate) struct Listed {
     shard: u32,
     offset: u64,
     pub(crate) bytes: u64,
+    /// Whether the same bytes are listed under another name before: they count once.
+    #[serde(skip)]
+    is_again: bool,
     /// Further pieces of a tensor that is cut over several places.
     #[serde(skip_serializing_if = "Option::is_none")]
     parts: Option<usize>,
@@ -55,6 +61,9 @@ struct Inspected<'a> {
     parameters: u64,
     dtypes: BTreeMap<&'a str, OfType>,
     tensors: BTreeMap<&'a str, &'a Listed>,
+    /// Further names and the tensors that they mean.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    ties: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<&'a vramp::plan::LoadPlan>,
     #[serde(skip_serializing_if = "<[Skipped]>::is_empty")]
@@ -70,7 +79,7 @@ pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> 
         if everything && !args.plan { None } else { Some(checkpoint.select(&options::selection(&args.selection))?) };
     let listed = match &selected {
         Some(selected) if !everything => list_selected(&checkpoint, selected),
-        _ => checkpoint.tensors().iter().map(|info| listed(info, &info.name, &info.shape)).collect(),
+        _ => list_all(&checkpoint),
     };
     let prepared = match &selected {
         Some(selected) if args.plan => Some(prepare(&checkpoint, selected)?),
@@ -99,7 +108,11 @@ fn prepare(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared, F
     Ok(loader.prepare(checkpoint, selected)?)
 }
 
-fn listed(info: &TensorInfo, name: &Arc<str>, shape: &[u64]) -> Listed {
+/// Bytes that are listed already, by the tensor and the part of it.
+type Seen<'a> = HashSet<(&'a TensorData, Option<&'a Slice>)>;
+
+fn listed<'a>(info: &'a TensorInfo, chosen: (&Arc<str>, &[u64], Option<&'a Slice>), seen: &mut Seen<'a>) -> Listed {
+    let (name, shape, slice) = chosen;
     let (offset, parts) = match &info.data {
         TensorData::Whole(extent) => (extent.offset, None),
         TensorData::Parts(parts) => (parts.first().map_or(0, |part| part.extent.offset), Some(parts.len())),
@@ -110,20 +123,26 @@ fn listed(info: &TensorInfo, name: &Arc<str>, shape: &[u64]) -> Listed {
         shape: shape.to_vec(),
         shard: info.shard(),
         offset,
+        is_again: !seen.insert((&info.data, slice)),
         bytes: if *shape == info.shape[..] { info.bytes() } else { info.dtype.tensor_bytes(shape).unwrap_or(0) },
         parts,
     }
 }
 
+fn list_all(checkpoint: &Checkpoint) -> Vec<Listed> {
+    let mut seen = Seen::new();
+    checkpoint.tensors().iter().map(|info| listed(info, (&info.name, &info.shape, None), &mut seen)).collect()
+}
+
 fn list_selected(checkpoint: &Checkpoint, selected: &[Selected]) -> Vec<Listed> {
-    let mut list: Vec<Listed> = Vec::with_capacity(selected.len());
+    let (mut list, mut seen) = (Vec::with_capacity(selected.len()), Seen::new());
     for chosen in selected {
         if let Some(info) = checkpoint.tensors().get(chosen.tensor) {
             let names = std::iter::once(&chosen.name).chain(&chosen.aliases);
-            list.extend(names.map(|name| listed(info, name, &chosen.shape)));
+            list.extend(names.map(|name| listed(info, (name, &chosen.shape, chosen.slice.as_ref()), &mut seen)));
         }
     }
-    list.sort_by(|a, b| a.name.cmp(&b.name));
+    list.sort_by(|a: &Listed, b| a.name.cmp(&b.name));
     list
 }
 
@@ -132,17 +151,21 @@ fn by_type(listed: &[Listed]) -> BTreeMap<&str, OfType> {
     for tensor in listed {
         let of_type = types.entry(&tensor.dtype).or_default();
         of_type.tensors += 1;
-        of_type.bytes = of_type.bytes.saturating_add(tensor.bytes);
+        of_type.bytes = of_type.bytes.saturating_add(if tensor.is_again { 0 } else { tensor.bytes });
     }
     types
 }
 
 fn total_bytes(listed: &[Listed]) -> u64 {
-    listed.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
 }
 
 fn parameters(listed: &[Listed]) -> u64 {
-    listed.iter().fold(0, |sum, tensor| sum.saturating_add(elements(&tensor.shape)))
+    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(elements(&tensor.shape)))
+}
+
+fn distinct(listed: &[Listed]) -> impl Iterator<Item = &Listed> {
+    listed.iter().filter(|tensor| !tensor.is_again)
 }
 
 fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Option<&'a Prepared>) -> Inspected<'a> {
@@ -160,6 +183,7 @@ fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Opt
         parameters: parameters(listed),
         dtypes: by_type(listed),
         tensors: listed.iter().map(|tensor| (tensor.name.as_ref(), tensor)).collect(),
+        ties: checkpoint.ties().into_iter().map(|tie| (tie.alias, tie.target)).collect(),
         plan: prepared.map(|prepared| &prepared.plan),
         skipped: checkpoint.skipped(),
         warnings: checkpoint.warnings(),
@@ -178,6 +202,15 @@ fn summary(checkpoint: &Checkpoint, listed: &[Listed], everything: bool) -> Stri
         text::plural(listed.len() as u64, "tensor"),
         text::large(parameters(listed)),
     );
+    let ties = checkpoint.ties();
+    for tie in ties.iter().take(MOST_TIES) {
+        let line = format!("{} is {}", text::escape(&tie.alias), text::escape(&tie.target));
+        let _ = writeln!(out, "{}", text::styled(DIM, line));
+    }
+    if let Some(more) = ties.len().checked_sub(MOST_TIES).filter(|more| *more > 0) {
+        let more = format!("and {} more names of the same bytes (--json lists all)", text::count(more as u64));
+        let _ = writeln!(out, "{}", text::styled(DIM, more));
+    }
     for (key, value) in checkpoint.metadata().iter().take(12) {
         let _ = writeln!(out, "{}", text::styled(DIM, format!("{}: {}", text::escape(key), shortened(value))));
     }

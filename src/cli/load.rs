@@ -55,6 +55,9 @@ struct TensorLine<'a> {
     dtype: String,
     shape: &'a [u64],
     bytes: u64,
+    /// The name whose bytes these are, where that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    same_as: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<&'a Digest>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,10 +309,12 @@ fn tensor_lines<'a>(prepared: &'a Prepared, proofs: &'a Proofs<'_>) -> BTreeMap<
     let mut lines = BTreeMap::new();
     for placement in &prepared.plan.placements {
         for name in std::iter::once(&placement.name).chain(&placement.aliases) {
+            let first = placement.same_as.as_deref().unwrap_or(&placement.name);
             let line = TensorLine {
                 dtype: placement.dtype.to_string(),
                 shape: &placement.shape,
                 bytes: placement.bytes,
+                same_as: Some(first).filter(|first| *first != name.as_ref()),
                 sha256: proofs.digests.get(placement.name.as_ref()),
                 checksum: proofs.checksums.get(placement.name.as_ref()).map(|sum| format!("{sum:016x}")),
             };

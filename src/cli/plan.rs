@@ -14,7 +14,7 @@ pub(crate) fn text(prepared: &Prepared, shards: &[Shard]) -> String {
     let plan = &prepared.plan;
     let staged = plan.staged();
     let in_place = plan.transfers.len() - staged;
-    let tensors = text::plural(plan.placements.len() as u64, "tensor");
+    let tensors = text::plural(plan.tensors() as u64, "tensor");
     let mut out = format!("{} {} of {tensors}\n", text::styled(BOLD, "plan:"), text::both(plan.tensor_bytes()));
     let _ = writeln!(out, "  memory      {} in one piece", text::both(plan.arena_bytes));
     let _ = writeln!(

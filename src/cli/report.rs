@@ -15,7 +15,10 @@ pub(crate) fn text(report: &Report) -> String {
 
 fn headline(report: &Report) -> String {
     let (bytes, took) = (text::both(report.bytes), text::seconds(report.seconds));
-    let tensors = text::plural(report.tensors as u64, "tensor");
+    let mut tensors = text::plural(report.tensors as u64, "tensor");
+    if report.names > report.tensors {
+        tensors.push_str(&format!(" under {} names", text::count(report.names as u64)));
+    }
     if report.routes.view > 0 {
         let headline = text::styled(BOLD, format!("{bytes} in {took}"));
         return format!("mapped  {headline}  ({tensors} as views; nothing is read before it is touched)\n");
@@ -192,6 +195,7 @@ mod tests {
         Report {
             bytes: 4_340_000_000,
             tensors: 246,
+            names: 246,
             seconds: 2.31,
             gb_per_s: 4.34 / 2.31,
             estimate: Bound { bandwidth: 1.99e9, bound_by: Stage::Storage, seconds: 4.34 / 1.99 },

@@ -140,7 +140,8 @@ impl Meter {
         let least = if bandwidth > 0.0 { bytes as f64 / bandwidth } else { 0.0 };
         Report {
             bytes,
-            tensors: plan.placements.len(),
+            tensors: plan.tensors(),
+            names: plan.names(),
             seconds,
             gb_per_s: bytes as f64 / seconds.max(f64::MIN_POSITIVE) / 1e9,
             estimate: Bound { bandwidth, bound_by: self.bound_by(prepared, seconds), seconds: least },

@@ -143,6 +143,7 @@ fn load(seconds: f64, rate: f64) -> Load {
     let report = Report {
         bytes: BYTES,
         tensors: 246,
+        names: 246,
         seconds,
         gb_per_s: BYTES as f64 / seconds / 1e9,
         estimate: Bound { bandwidth: rate, bound_by: Stage::Storage, seconds },
