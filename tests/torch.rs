@@ -1,5 +1,7 @@
 //! PyTorch's files, made here byte by byte: what is loaded is what was meant, and what is hostile is refused and named.
 
+mod objects;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -518,9 +520,10 @@ fn a_set_of_bin_files_is_one_checkpoint_and_the_index_decides() {
     assert!(Checkpoint::open(dir.path()).unwrap_err().to_string().contains("in more than one file"));
 }
 
+const ROOM: &str = "torch.distributed.checkpoint.metadata";
+
 /// `.metadata` of one tensor in two boxes of two rows each.
 fn metadata(file: &str, places: [(i64, i64); 2]) -> Vec<u8> {
-    const ROOM: &str = "torch.distributed.checkpoint.metadata";
     let object = |pickle: Pickle, class: &str| pickle.global(ROOM, class).raw(b")\x81}(");
     let size = |pickle: Pickle, numbers: &[i64]| pickle.global("torch", "Size").ints(numbers).raw(b"\x85R");
     let mut pickle = object(Pickle::new(), "Metadata").text("state_dict_metadata").raw(b"}").text("w");

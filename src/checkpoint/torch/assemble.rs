@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::dense::Dense;
 use super::kinds::Numbers;
-use super::objects::{Dense, Found};
+use super::objects::Found;
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::made::{Change, Negate, Piece, Recipe, Storage};
 use crate::checkpoint::{TensorData, TensorInfo};

@@ -14,6 +14,8 @@ use crate::checkpoint::pickle::{MAX_PICKLE_BYTES, Value};
 
 /// 0x1950a86a20f9469cfc6c, little-endian, as a pickle of protocol 2 writes it after its PROTO.
 pub(crate) const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+/// The same as the protocols 0 and 1 write it.
+const TEXT_MAGIC: &[u8] = b"L119547037146038801333356L\n.";
 /// The number of the format that follows the magic one.
 const VERSION: i64 = 1001;
 /// The names of the five pickles, for messages.
@@ -31,7 +33,7 @@ pub(crate) struct Stack {
 
 /// Whether the bytes begin as such a file does.
 pub(crate) fn is_legacy(beginning: &[u8]) -> bool {
-    matches!(beginning, [0x80, 2..=5, ..]) && window(beginning, MAGIC)
+    beginning.starts_with(TEXT_MAGIC) || matches!(beginning, [0x80, 2..=5, ..]) && window(beginning, MAGIC)
 }
 
 fn window(beginning: &[u8], magic: &[u8]) -> bool {

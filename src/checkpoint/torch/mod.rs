@@ -1,17 +1,21 @@
 //! PyTorch's own files, read as data: zip archives and the older stacks of pickles. Nothing of them is ever executed.
 //!
 //! A file is recognised by its content. `zip` and `legacy` find the members, `pickled` runs the pickles (as data), `objects` says
-//! what they mean, `assemble` where each tensor's bytes lie. A load refuses for the first kind of finding that blocks, all of its
-//! kind named; [`audit`] lists all of them. No other file is ever opened than the one it was given.
+//! what they mean (with `dense`, `numpy` and `below`), `assemble` where each tensor's bytes lie. A load refuses for the first kind
+//! of finding that blocks, all of its kind named; [`audit`] lists all of them. No other file is ever opened than the one it was
+//! given.
 
 mod archive;
 mod assemble;
 pub mod audit;
+mod below;
 pub mod bytes;
 pub(crate) mod dcp;
+mod dense;
 mod kinds;
 mod legacy;
 mod members;
+mod numpy;
 mod objects;
 mod pickled;
 pub mod zip;
@@ -166,6 +170,7 @@ impl Reader<'_> {
         };
         let mut failed = None;
         let key = self.options.key.as_deref();
+        // Whatever `sys_info` says of the machine: PyTorch writes these storages little-endian on every one.
         let part = self.tensors(pickled, Assembly::new(0, window.len), key, |objects| {
             let by_key: HashMap<&str, &Declared> =
                 objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();

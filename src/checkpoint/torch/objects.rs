@@ -1,16 +1,18 @@
-//! What the values of a pickle mean to PyTorch: storages, tensors over them, and containers with names that lead to those.
+//! What the values of a pickle mean to PyTorch: storages, and containers with names that lead to tensors over them.
 //!
-//! It reads no byte of a storage and opens nothing. Every number of a tensor is checked against its storage before anyone uses it;
-//! what is not a plain dense tensor is set aside by name, and the rest is not lost. Nothing recurses without a bound.
+//! It reads no byte of a storage and opens nothing. `dense` says what a call makes, `numpy` which of them are arrays, `below` whether
+//! something that is not entered holds tensors: each tensor of the object is found, or is set aside by name. Nothing recurses
+//! without a bound.
 
 use std::collections::HashMap;
 
+use super::below::Below;
+use super::dense::{Dense, Rebuilt, rebuilt};
 use super::kinds::{self, Kind};
+use super::numpy;
 use crate::checkpoint::finding::{Finding, Severity};
-use crate::checkpoint::pickle::{Arena, Danger, Id, Value, globals};
+use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
 
-/// Dimensions of a tensor, as PyTorch limits them.
-const MAX_RANK: usize = 64;
 /// Wrappers around one tensor that are looked through.
 const MAX_WRAPPERS: usize = 8;
 /// Steps of paths that are followed, shared parts counted each time.
@@ -38,31 +40,32 @@ impl Declared {
     }
 }
 
-/// A dense tensor: numbers of elements, unless they say bytes.
-#[derive(Debug, Clone)]
-pub(crate) struct Dense {
-    /// The value that is its storage.
-    pub(crate) storage: Id,
-    pub(crate) kind: Kind,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) strides: Vec<u64>,
-    pub(crate) offset: u64,
-    pub(crate) conj: bool,
-    pub(crate) neg: bool,
-}
-
 /// What a value is.
-enum Meaning {
+pub(super) enum Meaning {
     Dense(Box<Dense>),
-    /// Named and not converted; whether a person should be told without asking.
+    /// Named and not converted.
     Aside {
         why: String,
+        /// Whether a person should be told without asking.
         tell: bool,
+        /// Whether tensors in it are no parts of what it is, and are to be counted.
+        is_opaque: bool,
     },
     /// Something to look into.
     Container,
     /// Plain data.
     Plain,
+}
+
+impl Meaning {
+    /// A tensor that is not converted.
+    pub(super) fn aside(why: impl Into<String>) -> Meaning {
+        Meaning::Aside { why: why.into(), tell: true, is_opaque: false }
+    }
+
+    fn unknown(what: &str) -> Meaning {
+        Meaning::Aside { why: format!("an unknown object: {what}"), tell: true, is_opaque: true }
+    }
 }
 
 /// A tensor and how its object leads to it.
@@ -87,6 +90,8 @@ pub(crate) struct Objects<'a> {
     pub(crate) aside: Vec<Aside>,
     pub(crate) findings: Vec<Finding>,
     paths: Vec<(u32, Key)>,
+    name_bytes: usize,
+    below: Below<'a>,
 }
 
 /// One step of the way to a value.
@@ -97,16 +102,40 @@ enum Key {
     Of(Id),
 }
 
-type Checked<T> = Result<T, Finding>;
+/// What a container holds.
+#[derive(Default)]
+struct Members {
+    items: Vec<Id>,
+    pairs: Vec<(Id, Id)>,
+    /// Its state, and arguments that are neither: not entered.
+    beside: Vec<Id>,
+}
 
-fn fault<T>(rule: &'static str, what: impl Into<String>) -> Checked<T> {
+/// What is looked through on the way to a tensor: how many wrappers, and what they hold beside it.
+#[derive(Default)]
+struct Wrappers {
+    count: usize,
+    beside: Vec<Id>,
+}
+
+pub(super) type Checked<T> = Result<T, Finding>;
+
+pub(super) fn fault<T>(rule: &'static str, what: impl Into<String>) -> Checked<T> {
     Err(Finding::malformed(rule, what))
 }
 
 impl<'a> Objects<'a> {
     pub(crate) fn new(arena: &'a Arena) -> Objects<'a> {
-        let (storages, paths) = (HashMap::new(), vec![(0, Key::Root)]);
-        Objects { arena, storages, tensors: Vec::new(), aside: Vec::new(), findings: Vec::new(), paths }
+        Objects {
+            arena,
+            storages: HashMap::new(),
+            tensors: Vec::new(),
+            aside: Vec::new(),
+            findings: Vec::new(),
+            paths: vec![(0, Key::Root)],
+            name_bytes: 0,
+            below: Below::new(arena),
+        }
     }
 
     // ---- storages
@@ -190,43 +219,23 @@ impl<'a> Objects<'a> {
         }
     }
 
-    fn number(&self, id: Id, what: &str) -> Checked<u64> {
-        match self.arena.get(id) {
-            Value::Int(number) => {
-                u64::try_from(number).or_else(|_| fault("number-range", format!("{what} is {number}")))
-            }
-            Value::Big(_) => fault("number-range", format!("{what} has more than 64 bits")),
-            _ => fault("argument-type", format!("{what} is {}", self.arena.preview(id))),
-        }
-    }
+    // ---- what a value is
 
-    fn numbers(&self, id: Id, what: &str) -> Checked<Vec<u64>> {
-        let inner = match self.arena.as_call(id).map(|call| (self.arena.as_global(call.function), call.arguments)) {
-            Some((Some(("torch", "Size")), arguments)) => {
-                self.arena.as_tuple(arguments).and_then(|inner| inner.first().copied())
-            }
-            _ => Some(id),
-        };
-        let Some(items) = inner.and_then(|inner| self.arena.as_sequence(inner)) else {
-            return fault("argument-type", format!("{what} is {}", self.arena.preview(id)));
-        };
-        if items.len() > MAX_RANK {
-            return fault("rank-limit", format!("{what} has {} dimensions, {MAX_RANK} are the most", items.len()));
-        }
-        items.iter().map(|item| self.number(*item, what)).collect()
-    }
-
-    // ---- tensors
-
-    fn meaning(&self, id: Id, wrappers: usize) -> Checked<Meaning> {
+    fn meaning(&self, id: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
         match self.arena.get(id) {
             Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::Set(_) | Value::FrozenSet(_) => {
                 Ok(Meaning::Container)
             }
-            Value::Persistent(_) => Ok(Meaning::Aside { why: "a storage without a tensor".into(), tell: true }),
+            Value::Persistent(_) => Ok(Meaning::aside("a storage without a tensor")),
             Value::Call(_) => {
                 let Some(call) = self.arena.as_call(id) else { return Ok(Meaning::Plain) };
-                let meaning = self.called(call.function, call.arguments, wrappers)?;
+                let meaning = match self.class(call) {
+                    Some((module, name)) if numpy::is_numpy(module, name) => {
+                        let (why, tell) = (self.array(name, call)?, name != "scalar");
+                        return Ok(Meaning::Aside { why, tell, is_opaque: true });
+                    }
+                    _ => self.called(call.function, call.arguments, wrappers)?,
+                };
                 match (&meaning, call.list.or(call.dict), call.state) {
                     (Meaning::Dense(_), Some(_), _) => fault("setitem-target", "items are set on a tensor"),
                     (Meaning::Dense(_), _, Some(_)) => fault("build-target", "a tensor is given a state afterwards"),
@@ -237,52 +246,54 @@ impl<'a> Objects<'a> {
         }
     }
 
-    fn called(&self, function: Id, arguments: Id, wrappers: usize) -> Checked<Meaning> {
-        let Some((module, name)) = self.arena.as_global(function) else { return Ok(unknown("the result of a call")) };
+    fn called(&self, function: Id, arguments: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
+        let Some((module, name)) = self.class_of(function, arguments) else {
+            return Ok(Meaning::unknown("the result of a call"));
+        };
         let Some(arguments) = self.arena.as_tuple(arguments) else {
             return fault("argument-type", format!("the arguments of {module}.{name} are no tuple"));
         };
-        let aside = |why: &str| Ok(Meaning::Aside { why: why.to_owned(), tell: true });
-        match (globals::modern(module), name) {
-            ("torch._utils", "_rebuild_tensor") => self.dense(arguments, Form::V1),
-            ("torch._utils", "_rebuild_tensor_v2") => self.dense(arguments, Form::V2),
-            ("torch._utils", "_rebuild_tensor_v3") => self.dense(arguments, Form::V3),
-            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
+        let is_function = self.arena.as_global(function).is_some_and(|named| named.1 == name);
+        match rebuilt(module, name).filter(|_| is_function) {
+            Some(Rebuilt::Dense(form)) => {
+                // Hooks, and what later generations added: no tensor should be there, and none is to be lost.
+                wrappers.beside.extend(arguments.iter().skip(5));
+                self.dense(arguments, form)
+            }
+            Some(Rebuilt::Wrapped) if !arguments.is_empty() || name.starts_with("_rebuild") => {
                 self.wrapped(arguments, wrappers)
             }
-            ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor") => self.wrapped(arguments, wrappers),
-            ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type") => {
-                self.typed(arguments, wrappers)
-            }
-            ("torch._utils", "_rebuild_qtensor") => aside("a quantised tensor"),
-            ("torch._utils", "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor") => aside("a sparse tensor"),
-            ("torch._utils", "_rebuild_meta_tensor_no_storage") => aside("a meta tensor: it has a shape and no data"),
-            ("torch._utils", "_rebuild_nested_tensor") => aside("a nested tensor"),
-            ("torch._utils", "_rebuild_wrapper_subclass") => aside("a tensor of a wrapper subclass"),
-            ("torch._utils", "_rebuild_device_tensor_from_numpy" | "_rebuild_xla_tensor") => {
-                aside("a tensor that a device wrote by way of NumPy")
-            }
-            ("torch.nn.parameter", "Parameter" | "Buffer") if !arguments.is_empty() => {
-                self.wrapped(arguments, wrappers)
-            }
-            (module, "DTensor") if module.starts_with("torch.") => aside("a distributed tensor (DTensor)"),
-            ("collections", _) | ("argparse", "Namespace") => Ok(Meaning::Container),
-            ("builtins", "set" | "frozenset" | "list" | "tuple" | "dict") => Ok(Meaning::Container),
-            (module, "_reconstruct" | "_frombuffer") if module.starts_with("numpy") => {
-                Ok(Meaning::Aside { why: "a NumPy array, no tensor".into(), tell: false })
-            }
-            (module, name) => match globals::danger(module, name) {
-                Danger::Allowed => Ok(Meaning::Plain),
-                _ => Ok(unknown(&format!("{module}.{name}"))),
+            Some(Rebuilt::Typed) => self.typed(arguments, wrappers),
+            Some(Rebuilt::Other(why)) => Ok(Meaning::aside(why)),
+            _ if is_container(module, name) => Ok(Meaning::Container),
+            _ => match globals::danger(module, name) {
+                Danger::Allowed if (module, name) != ("builtins", "object") => Ok(Meaning::Plain),
+                _ => Ok(Meaning::unknown(&format!("{module}.{name}"))),
             },
         }
     }
 
-    fn wrapped(&self, arguments: &[Id], wrappers: usize) -> Checked<Meaning> {
-        let Some(inner) = arguments.first().filter(|_| wrappers < MAX_WRAPPERS) else {
+    /// The class or function that is called. Protocols 0 and 1 make an object by way of `copyreg._reconstructor(class, …)`.
+    fn class_of(&self, function: Id, arguments: Id) -> Option<(&'a str, &'a str)> {
+        let (module, name) = self.arena.as_global(function)?;
+        let class = match (globals::modern(module), name) {
+            ("copyreg", "_reconstructor") => self.arena.as_global(*self.arena.as_tuple(arguments)?.first()?)?,
+            _ => (module, name),
+        };
+        Some((globals::modern(class.0), class.1))
+    }
+
+    fn class(&self, call: &Call) -> Option<(&'a str, &'a str)> {
+        self.class_of(call.function, call.arguments)
+    }
+
+    fn wrapped(&self, arguments: &[Id], wrappers: &mut Wrappers) -> Checked<Meaning> {
+        let Some((inner, beside)) = arguments.split_first().filter(|_| wrappers.count < MAX_WRAPPERS) else {
             return fault("argument-shape", "a wrapper around no tensor");
         };
-        match self.meaning(*inner, wrappers + 1)? {
+        wrappers.count += 1;
+        wrappers.beside.extend(beside);
+        match self.meaning(*inner, wrappers)? {
             Meaning::Container | Meaning::Plain => {
                 fault("argument-type", format!("a parameter of {}, which is no tensor", self.arena.preview(*inner)))
             }
@@ -291,82 +302,22 @@ impl<'a> Objects<'a> {
     }
 
     /// `_rebuild_from_type_v2(function, type, arguments, state)`.
-    fn typed(&self, arguments: &[Id], wrappers: usize) -> Checked<Meaning> {
-        let [function, class, inner, _] = arguments else {
+    fn typed(&self, arguments: &[Id], wrappers: &mut Wrappers) -> Checked<Meaning> {
+        let [function, class, inner, state] = arguments else {
             return fault("argument-shape", format!("_rebuild_from_type_v2 has {} arguments", arguments.len()));
         };
-        if wrappers >= MAX_WRAPPERS {
+        if wrappers.count >= MAX_WRAPPERS {
             return fault("argument-shape", "too many wrappers around a tensor");
         }
+        wrappers.count += 1;
+        wrappers.beside.push(*state);
         match self.arena.as_global(*class) {
             Some(("torch" | "torch._tensor", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer")) => {
-                self.called(*function, *inner, wrappers + 1)
+                self.called(*function, *inner, wrappers)
             }
-            Some((module, name)) => {
-                Ok(Meaning::Aside { why: format!("a tensor of the subclass {module}.{name}"), tell: true })
-            }
+            Some((module, name)) => Ok(Meaning::aside(format!("a tensor of the subclass {module}.{name}"))),
             None => fault("argument-type", "the type of a tensor is no class"),
         }
-    }
-
-    fn dense(&self, arguments: &[Id], form: Form) -> Checked<Meaning> {
-        let (least, most) = form.arguments();
-        if arguments.len() < least || arguments.len() > most {
-            let count = arguments.len();
-            return fault(
-                "argument-shape",
-                format!("a tensor is rebuilt from {count} arguments; {least} to {most} are known"),
-            );
-        }
-        let [storage, offset, size, stride, ..] = arguments else {
-            return fault("argument-shape", "too few arguments");
-        };
-        if !matches!(self.arena.get(*storage), Value::Persistent(_)) {
-            return fault(
-                "argument-type",
-                format!("a tensor over {}, which is no storage", self.arena.preview(*storage)),
-            );
-        }
-        // A storage that is wrong has a finding of its own.
-        let Some(declared) = self.storages.get(storage) else { return Ok(Meaning::Plain) };
-        let kind = match form {
-            Form::V3 => {
-                let class = arguments.get(6).and_then(|class| self.arena.as_global(*class));
-                match class.and_then(|(module, name)| kinds::of_dtype(module, name)) {
-                    Some(kind) => kind,
-                    None => return fault("dtype-unknown", "a tensor of an unknown element type"),
-                }
-            }
-            _ if declared.kind.is_untyped() => return fault("argument-type", "a tensor without an element type"),
-            _ => declared.kind.clone(),
-        };
-        let offset = self.number(*offset, "the offset of a tensor")?;
-        let shape = self.numbers(*size, "the shape of a tensor")?;
-        let strides = self.numbers(*stride, "the strides of a tensor")?;
-        let (conj, neg) = self.lazy_bits(arguments.get(least))?;
-        let dense = Dense { storage: *storage, kind, shape, strides, offset, conj, neg };
-        dense.check(declared)?;
-        Ok(match dense.kind.dtype {
-            None => {
-                Meaning::Aside { why: format!("a tensor of {}, which safetensors lacks", dense.kind.name), tell: true }
-            }
-            Some(_) => Meaning::Dense(Box::new(dense)),
-        })
-    }
-
-    fn lazy_bits(&self, metadata: Option<&Id>) -> Checked<(bool, bool)> {
-        let Some(metadata) = metadata.filter(|id| self.arena.get(**id) != Value::None) else {
-            return Ok((false, false));
-        };
-        if self.arena.as_dict(*metadata).is_none() {
-            return fault("argument-type", "the metadata of a tensor are no dictionary");
-        }
-        let bit = |name| match self.arena.member(*metadata, name).map(|id| self.arena.get(id)) {
-            None => Ok(false),
-            Some(Value::Bool(bit)) => Ok(bit),
-            Some(_) => fault("argument-type", format!("the {name} bit of a tensor is no truth value")),
-        };
-        Ok((bit("conj")?, bit("neg")?))
     }
 
     // ---- names
@@ -374,114 +325,159 @@ impl<'a> Objects<'a> {
     /// Gathers the tensors below `root`, with their names.
     pub(crate) fn gather(&mut self, root: Id) {
         let mut open = vec![(root, 0u32)];
-        let mut name_bytes = 0;
         while let Some((id, path)) = open.pop() {
-            if self.paths.len() > MAX_PATHS || name_bytes > MAX_NAME_BYTES {
+            if self.findings.len() >= MOST_FINDINGS {
+                return;
+            }
+            let mut wrappers = Wrappers::default();
+            match self.meaning(id, &mut wrappers) {
+                Ok(Meaning::Container) => self.enter(id, path, &mut open),
+                Ok(Meaning::Dense(dense)) => {
+                    let (name, typed) = self.names(path);
+                    self.name_bytes += name.len() + typed.len();
+                    self.tensors.push(Found { name, typed, dense: *dense });
+                }
+                Ok(Meaning::Aside { why, tell, is_opaque }) => {
+                    let inside = is_opaque.then(|| self.inside(id)).flatten().unwrap_or_default();
+                    self.set_aside(path, why + &inside, tell || !inside.is_empty());
+                }
+                Ok(Meaning::Plain) => {
+                    let call = self.arena.as_call(id).and_then(|call| self.class(call));
+                    if let Some(((module, name), inside)) = call.and_then(|call| Some((call, self.inside(id)?))) {
+                        self.set_aside(path, format!("a {module}.{name}{inside}"), true);
+                    }
+                }
+                Err(finding) => {
+                    let kind = if finding.rule == numpy::RULE { "array" } else { "tensor" };
+                    let what = format!("{kind} {:?}: {}", self.names(path).0, finding.what);
+                    self.findings.push(Finding { what, ..finding });
+                }
+            }
+            for beside in wrappers.beside {
+                self.leave(beside, path, "a tensor");
+            }
+            if self.is_full() {
                 let what =
                     format!("more than {MAX_PATHS} paths through its object, or {MAX_NAME_BYTES} bytes of names");
                 return self.findings.push(Finding::suspicious("resource-limit", what));
             }
-            if self.findings.len() >= MOST_FINDINGS {
-                return;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.paths.len() > MAX_PATHS || self.name_bytes > MAX_NAME_BYTES
+    }
+
+    fn set_aside(&mut self, path: u32, why: String, tell: bool) {
+        let (name, typed) = self.names(path);
+        let name = if path == 0 { typed } else { name };
+        self.name_bytes += name.len() + why.len();
+        self.aside.push(Aside { name, why, tell });
+    }
+
+    /// How many tensors are in a value that is not entered, if there are any.
+    fn inside(&mut self, id: Id) -> Option<String> {
+        let inner: Vec<Id> = (0..).map_while(|index| self.arena.child(id, index)).collect();
+        let holds = inner.iter().any(|inner| self.below.holds(*inner));
+        holds.then(|| format!(" with {} in it", self.below.counted(&inner)))
+    }
+
+    /// Sets aside the tensors in a value that hangs on `owner` and is no part of the object: attributes by their names, and so on
+    /// for what hangs on those.
+    fn leave(&mut self, id: Id, path: u32, owner: &str) {
+        let mut open = vec![(id, path)];
+        while let Some((id, path)) = open.pop() {
+            if !self.below.holds(id) || self.is_full() {
+                continue;
             }
-            match self.meaning(id, 0) {
-                Ok(Meaning::Container) => self.enter(id, path, &mut open),
-                Ok(Meaning::Dense(dense)) => {
-                    let (name, typed) = self.names(path);
-                    name_bytes += name.len() + typed.len();
-                    self.tensors.push(Found { name, typed, dense: *dense });
+            let Some(attributes) = self.attributes(id) else {
+                let why = format!("{owner} with {} beside it that cannot be loaded", self.below.counted(&[id]));
+                self.set_aside(path, why, true);
+                continue;
+            };
+            for (key, value) in attributes {
+                if !self.below.holds(value) || self.is_full() {
+                    continue;
                 }
-                Ok(Meaning::Aside { why, tell }) => {
-                    let (name, _) = self.names(path);
-                    self.aside.push(Aside { name, why, tell });
-                }
-                Ok(Meaning::Plain) => {}
-                Err(finding) => {
-                    let (name, _) = self.names(path);
-                    let what = format!("tensor {name:?}: {}", finding.what);
-                    self.findings.push(Finding { what, ..finding });
-                }
+                let mut wrappers = Wrappers::default();
+                let what = match self.meaning(value, &mut wrappers) {
+                    Ok(Meaning::Dense(dense)) => format!("a tensor of {} {:?}", dense.kind.name, dense.shape),
+                    Ok(Meaning::Aside { why, is_opaque: false, .. }) => why,
+                    _ => format!("an object with {} in it", self.below.counted(&[value])),
+                };
+                let path = self.step(path, Key::Of(key));
+                self.set_aside(path, format!("{what}, an attribute of {owner} and not loaded"), true);
+                open.extend(wrappers.beside.into_iter().map(|beside| (beside, path)));
             }
         }
+    }
+
+    fn step(&mut self, path: u32, key: Key) -> u32 {
+        self.paths.push((path, key));
+        u32::try_from(self.paths.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// The attributes that a state sets: a dictionary, or that and one of slots.
+    fn attributes(&self, state: Id) -> Option<Vec<(Id, Id)>> {
+        let dicts = match self.arena.get(state) {
+            Value::Tuple(span) => self.arena.items(span).to_vec(),
+            _ => vec![state],
+        };
+        let mut attributes = Vec::new();
+        for dict in dicts {
+            match self.arena.get(dict) {
+                Value::Dict(dict) => attributes.extend_from_slice(self.arena.dict(dict)),
+                Value::None => {}
+                _ => return None,
+            }
+        }
+        Some(attributes)
     }
 
     /// Puts what a container holds on the list, last first, so that it is met in order.
     fn enter(&mut self, id: Id, path: u32, open: &mut Vec<(Id, u32)>) {
         let begin = open.len();
-        let mut items: Vec<(Key, Id)> = Vec::new();
-        if let Some(sequence) = self.sequence(id) {
-            items.extend(sequence.iter().enumerate().map(|(at, item)| (Key::At(at), *item)));
-        }
-        items.extend(self.pairs(id).map(|(key, value)| (Key::Of(key), value)));
-        for (key, value) in items {
-            let holds = !matches!(
-                self.arena.get(value),
-                Value::None
-                    | Value::Bool(_)
-                    | Value::Int(_)
-                    | Value::Big(_)
-                    | Value::Float(_)
-                    | Value::Text(_)
-                    | Value::Bytes(_)
-                    | Value::Global(_)
-            );
-            if holds {
-                self.paths.push((path, key));
-                open.push((value, u32::try_from(self.paths.len() - 1).unwrap_or(u32::MAX)));
+        let members = self.members(id);
+        for (key, value) in members.entries() {
+            if may_hold(self.arena.get(value)) {
+                let step = self.step(path, key);
+                open.push((value, step));
             }
         }
         open.get_mut(begin..).unwrap_or_default().reverse();
+        let keys: Vec<Id> = members.pairs.iter().map(|(key, _)| *key).filter(|key| self.below.holds(*key)).collect();
+        if !keys.is_empty() {
+            let why = format!("a dictionary with {} among its keys", self.below.counted(&keys));
+            self.set_aside(path, why, true);
+        }
+        for beside in members.beside {
+            self.leave(beside, path, "a container");
+        }
     }
 
-    /// The pairs that a call would make a dictionary of: Python 2 writes `OrderedDict([[key, value], …])`.
-    fn listed_pairs(&self, id: Id) -> Option<Vec<(Id, Id)>> {
-        let call = self.arena.as_call(id)?;
-        let class = self.arena.as_global(call.function)?;
-        let makes_dict =
-            matches!((globals::modern(class.0), class.1), ("collections", "OrderedDict") | ("builtins", "dict"));
-        let listed = self.arena.as_tuple(call.arguments)?.first().filter(|_| makes_dict)?;
-        let pair = |item: &Id| match self.arena.as_sequence(*item)? {
-            [key, value] => Some((*key, *value)),
-            _ => None,
+    /// What a container holds, or what a call would make of its arguments and of what is added afterwards.
+    fn members(&self, id: Id) -> Members {
+        let (arena, mut members) = (self.arena, Members::default());
+        let Some(call) = arena.as_call(id) else {
+            members.take(arena, id, false);
+            return members;
         };
-        self.arena.as_sequence(*listed)?.iter().map(pair).collect()
-    }
-
-    /// The items of a list, a tuple, a set, or of what a call would make of one.
-    fn sequence(&self, id: Id) -> Option<&'a [Id]> {
-        let arena = self.arena;
-        if self.listed_pairs(id).is_some() {
-            return None;
-        }
-        match arena.get(id) {
-            Value::List(list) | Value::Set(list) => Some(arena.list(list)),
-            Value::Tuple(span) | Value::FrozenSet(span) => Some(arena.items(span)),
-            Value::Call(_) => {
-                let call = arena.as_call(id)?;
-                let inner = arena.as_tuple(call.arguments)?.first().copied();
-                let listed = call.list.map(|list| arena.list(list));
-                listed.or_else(|| inner.and_then(|inner| arena.as_sequence(inner)))
+        let class = self.class(call);
+        // Python 2 writes `OrderedDict([[key, value], …])`.
+        let of_pairs = matches!(class, Some(("collections", "OrderedDict" | "defaultdict") | ("builtins", "dict")));
+        for argument in arena.as_tuple(call.arguments).unwrap_or_default() {
+            if !members.take(arena, *argument, of_pairs) {
+                members.beside.push(*argument);
             }
-            _ => None,
         }
-    }
-
-    /// The pairs of a dictionary, of what a call would make of one, or of an object's attributes.
-    fn pairs(&self, id: Id) -> impl Iterator<Item = (Id, Id)> + use<'a> {
-        let arena = self.arena;
-        let call = arena.as_call(id);
-        let is_namespace =
-            call.and_then(|call| arena.as_global(call.function)).is_some_and(|(_, name)| name == "Namespace");
-        let state = call.and_then(|call| call.state).filter(|_| is_namespace).and_then(|state| arena.as_dict(state));
-        let inner = call.and_then(|call| {
-            arena.as_tuple(call.arguments)?.iter().find_map(|inner| match arena.get(*inner) {
-                Value::Dict(dict) => Some(arena.dict(dict)),
-                _ => None,
-            })
-        });
-        let own = arena.as_dict(id).unwrap_or_default();
-        let listed = self.listed_pairs(id).unwrap_or_default();
-        listed.into_iter().chain(own.iter().chain(state.unwrap_or_default()).chain(inner.unwrap_or_default()).copied())
+        members.items.extend(call.list.map_or(&[][..], |list| arena.list(list)));
+        members.pairs.extend(call.dict.map_or(&[][..], |dict| arena.dict(dict)));
+        match call.state.map(|state| (state, self.attributes(state))) {
+            Some((_, Some(attributes))) if class == Some(("argparse", "Namespace")) => members.pairs.extend(attributes),
+            Some((state, _)) => members.beside.push(state),
+            None => {}
+        }
+        members
     }
 
     /// The joined name and the typed path of a value.
@@ -496,13 +492,20 @@ impl<'a> Objects<'a> {
         if keys.is_empty() {
             return ("tensor".into(), "the object itself".into());
         }
-        let parts: Vec<String> = keys.iter().map(|key| self.part(*key)).collect();
-        let typed = keys.iter().map(|key| match key {
-            Key::Root => String::new(),
-            Key::At(at) => format!("[{at}]"),
-            Key::Of(id) => format!("[{}]", self.arena.preview(*id)),
-        });
-        (parts.join("."), typed.collect())
+        let (mut name, mut typed) = (String::new(), String::new());
+        for key in &keys {
+            if name.len() > MAX_NAME_BYTES {
+                break; // it is refused for its length
+            }
+            let dot = if typed.is_empty() { "" } else { "." };
+            name += &format!("{dot}{}", self.part(*key));
+            typed += &match key {
+                Key::Root => String::new(),
+                Key::At(at) => format!("[{at}]"),
+                Key::Of(id) => format!("[{}]", self.arena.preview(*id)),
+            };
+        }
+        (name, typed)
     }
 
     fn part(&self, key: Key) -> String {
@@ -517,9 +520,7 @@ impl<'a> Objects<'a> {
     pub(crate) fn find(&self, root: Id, key: &str) -> Vec<Id> {
         let (mut open, mut found) = (vec![(root, key)], Vec::new());
         while let Some((id, rest)) = open.pop() {
-            let sequence = self.sequence(id).unwrap_or_default().iter().enumerate();
-            let members = sequence.map(|(at, item)| (Key::At(at), *item));
-            for (key, value) in members.chain(self.pairs(id).map(|(key, value)| (Key::Of(key), value))) {
+            for (key, value) in self.members(id).entries() {
                 let Some(after) = rest.strip_prefix(self.part(key).as_str()) else { continue };
                 match after.strip_prefix('.') {
                     _ if after.is_empty() => found.push(value),
@@ -534,87 +535,53 @@ impl<'a> Objects<'a> {
     /// The keys of the object that a person may want to choose by.
     pub(crate) fn top_keys(&self, root: Id) -> Vec<String> {
         let holds = |value: &Id| matches!(self.arena.get(*value), Value::Dict(_) | Value::Call(_) | Value::List(_));
-        self.pairs(root).filter(|(_, value)| holds(value)).take(20).map(|(key, _)| self.part(Key::Of(key))).collect()
+        let pairs = self.members(root).pairs.into_iter();
+        pairs.filter(|(_, value)| holds(value)).take(20).map(|(key, _)| self.part(Key::Of(key))).collect()
     }
 }
 
-fn unknown(what: &str) -> Meaning {
-    Meaning::Aside { why: format!("an unknown object: {what}"), tell: true }
-}
-
-/// The generations of the function that makes a tensor.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    V1,
-    V2,
-    V3,
-}
-
-impl Form {
-    /// Arguments without the last, optional one, and with it.
-    fn arguments(self) -> (usize, usize) {
-        match self {
-            Form::V1 => (4, 4),
-            Form::V2 => (6, 7),
-            Form::V3 => (7, 8),
-        }
-    }
-}
-
-impl Dense {
-    /// Number of elements.
-    pub(crate) fn elements(&self) -> u64 {
-        if self.shape.contains(&0) { 0 } else { self.shape.iter().product() }
-    }
-
-    fn check(&self, storage: &Declared) -> Checked<()> {
-        if self.shape.len() != self.strides.len() {
-            let (dims, strides) = (self.shape.len(), self.strides.len());
-            return fault("argument-shape", format!("{dims} dimensions and {strides} strides"));
-        }
-        let elements = self.shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
-        let empty = self.shape.contains(&0);
-        if !empty && elements.and_then(|elements| elements.checked_mul(self.kind.bytes)).is_none() {
-            return fault("overflow", format!("its shape {:?} has more than 2^64 bytes", self.shape));
-        }
-        if empty {
-            return Ok(());
-        }
-        let reach = |(dim, stride): (&u64, &u64)| (dim - 1).checked_mul(*stride);
-        let last =
-            self.shape.iter().zip(&self.strides).map(reach).try_fold(self.offset, |sum, reach| sum.checked_add(reach?));
-        let end = last.and_then(|last| last.checked_add(1)?.checked_mul(self.kind.bytes));
-        let has = storage.view.map_or(storage.count, |(_, count)| count).saturating_mul(storage.kind.bytes);
-        match end {
-            Some(end) if end <= has => Ok(()),
-            Some(end) => fault("bounds", format!("it ends at byte {end} of a storage of {has}")),
-            None => fault("overflow", "its last element lies beyond 64 bits"),
-        }
-    }
-
-    /// Dimensions as (elements, bytes from one to the next), with those that are one run joined; empty for a scalar.
-    pub(crate) fn dims(&self) -> Vec<(u64, u64)> {
-        let mut dims: Vec<(u64, u64)> = Vec::new();
-        for (dim, stride) in self.shape.iter().zip(&self.strides).filter(|(dim, _)| **dim != 1) {
-            let stride = stride.saturating_mul(self.kind.bytes);
-            match dims.last_mut() {
-                Some(outer) if outer.1 == stride.saturating_mul(*dim) => {
-                    *outer = (outer.0.saturating_mul(*dim), stride)
-                }
-                _ => dims.push((*dim, stride)),
+impl Members {
+    /// Takes in what a plain container holds; whether it is one. A list of pairs is a dictionary where one is made of it.
+    fn take(&mut self, arena: &Arena, id: Id, of_pairs: bool) -> bool {
+        let items = match arena.get(id) {
+            Value::Dict(dict) => {
+                self.pairs.extend_from_slice(arena.dict(dict));
+                return true;
             }
+            Value::List(list) | Value::Set(list) => arena.list(list),
+            Value::Tuple(span) | Value::FrozenSet(span) => arena.items(span),
+            _ => return false,
+        };
+        let pair = |item: &Id| match arena.as_sequence(*item)? {
+            [key, value] => Some((*key, *value)),
+            _ => None,
+        };
+        match items.iter().map(pair).collect::<Option<Vec<_>>>().filter(|_| of_pairs) {
+            Some(pairs) => self.pairs.extend(pairs),
+            None => self.items.extend_from_slice(items),
         }
-        dims
+        true
     }
 
-    /// Whether the elements lie row-major without a gap.
-    pub(crate) fn is_contiguous(&self) -> bool {
-        match self.dims().as_slice() {
-            [] => true,
-            [(_, stride)] => *stride == self.kind.bytes,
-            _ => self.elements() == 0,
-        }
+    fn entries(&self) -> impl Iterator<Item = (Key, Id)> {
+        let items = self.items.iter().enumerate().map(|(at, item)| (Key::At(at), *item));
+        items.chain(self.pairs.iter().map(|(key, value)| (Key::Of(*key), *value)))
     }
+}
+
+fn is_container(module: &str, name: &str) -> bool {
+    match module {
+        "collections" => true,
+        "argparse" => name == "Namespace",
+        "builtins" => matches!(name, "set" | "frozenset" | "list" | "tuple" | "dict"),
+        _ => false,
+    }
+}
+
+/// Whether there can be anything in it.
+fn may_hold(value: Value) -> bool {
+    let is_plain = matches!(value, Value::None | Value::Bool(_) | Value::Int(_) | Value::Big(_) | Value::Float(_));
+    !is_plain && !matches!(value, Value::Text(_) | Value::Bytes(_) | Value::Global(_))
 }
 
 /// What a person is told of a set of findings.
