@@ -44,7 +44,7 @@ pub(crate) struct Storage {
 }
 
 /// A tensor's elements, gathered from a storage.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Piece {
     /// First byte in the image.
     pub(crate) at: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Piece {
 }
 
 /// What is done to each element, in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Change {
     /// Bytes of the units whose order is turned around; 0 or 1: none.
     pub(crate) swap: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Change {
 }
 
 /// Which numbers of an element are negated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Negate {
     /// None.
     #[default]
@@ -163,9 +163,10 @@ impl OpenFile for MadeFile {
     }
 
     fn map(&self) -> Result<Arc<MappedFile>> {
-        let what = "some tensors do not lie in the file as they are loaded (they are deflated, strided, shared or big-endian), \
+        let what =
+            "some tensors do not lie in the file as they are loaded (they are deflated, strided or big-endian), \
                     so that they cannot be viewed; load them, or convert the file"
-            .to_owned();
+                .to_owned();
         Err(Error::Unsupported { path: self.path().to_owned(), tensor: None, what })
     }
 }

@@ -291,3 +291,44 @@ fn a_legacy_file_of_a_big_endian_machine_has_little_endian_storages() {
     let (_dir, path) = written(&big);
     assert_eq!(loaded(&path)["a"], data(4));
 }
+
+#[test]
+fn expanded_empty_and_single_elements_come_out_as_their_indices_say() {
+    let over = |count, offset, shape, stride| TensorOver { count, offset, shape, stride, ..one() };
+    let table: Vec<(&str, TensorOver, Vec<u64>, Vec<f32>)> = vec![
+        ("expanded", over(4, 1, &[3, 2], &[0, 1]), vec![3, 2], vec![2.0, 3.0, 2.0, 3.0, 2.0, 3.0]),
+        ("all_the_same", over(4, 3, &[2, 2], &[0, 0]), vec![2, 2], vec![4.0; 4]),
+        ("scalar", over(4, 2, &[], &[]), vec![], vec![3.0]),
+        ("none", over(4, 0, &[0, 7], &[7, 1]), vec![0, 7], vec![]),
+        ("none_far_away", over(4, 1 << 60, &[2, 0], &[i64::MAX, i64::MAX]), vec![2, 0], vec![]),
+        ("one_with_huge_strides", over(4, 1, &[1, 1], &[i64::MAX, i64::MAX]), vec![1, 1], vec![2.0]),
+        ("row_with_a_huge_stride", over(4, 0, &[1, 4], &[i64::MAX, 1]), vec![1, 4], vec![1.0, 2.0, 3.0, 4.0]),
+        ("overlapping", over(4, 0, &[3, 2], &[1, 1]), vec![3, 2], vec![1.0, 2.0, 2.0, 3.0, 3.0, 4.0]),
+        ("front", over(4, 0, &[3], &[1]), vec![3], vec![1.0, 2.0, 3.0]),
+        ("back", over(4, 1, &[3], &[1]), vec![3], vec![2.0, 3.0, 4.0]),
+    ];
+    let tensors: Vec<(&str, TensorOver)> = table.iter().map(|(name, tensor, ..)| (*name, tensor.clone())).collect();
+    for deflate in [false, true] {
+        let mut members = members(&state_dict(&tensors), &[("0", &data(4))]);
+        if deflate {
+            members[1] = Member::deflated("archive/data/0", &data(4));
+        }
+        let (_dir, path) = written(&zip(&members));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert!(checkpoint.tensors().iter().all(|tensor| (tensor.shard() as usize) < checkpoint.shards().len()));
+        let loaded = load(&path, &Options::default()).unwrap();
+        for (name, _, shape, expected) in &table {
+            let tensor = loaded.tensor(name).unwrap();
+            let found: Vec<f32> = numbers(tensor.bytes().unwrap());
+            assert_eq!((tensor.shape(), &found), (&shape[..], expected), "{name}, deflated: {deflate}");
+        }
+        // Each has a copy of its own.
+        let place = |name: &str| loaded.tensor(name).unwrap().bytes().unwrap().as_ptr_range();
+        let (front, back) = (place("front"), place("back"));
+        assert!(front.end <= back.start || back.end <= front.start);
+    }
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+}

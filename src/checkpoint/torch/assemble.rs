@@ -1,7 +1,7 @@
 //! Dense tensors over storages become tensors of a checkpoint: as they lie in the file where that can be loaded as it is, else as
 //! parts of a shard that is made.
 //!
-//! No two tensors are given the same bytes of the file: what shares them is made anew, so that a plan may count on it. It opens
+//! Tensors over the very same elements get the same extent, in the file or in what is made: a plan gives them one place. It opens
 //! nothing and reads nothing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -71,30 +71,27 @@ impl Assembly {
         if !out.findings.is_empty() {
             return out;
         }
-        let lies = self.in_place();
-        let mut numbers: HashMap<Storage, usize> = HashMap::new();
+        let mut making = Making::default();
         let mut groups: BTreeMap<(u64, u64), Vec<Arc<str>>> = BTreeMap::new();
-        for (waiting, lies) in self.waiting.iter().zip(lies) {
+        for waiting in &self.waiting {
             let name: Arc<str> = waiting.found.name.as_str().into();
-            let len = waiting.bytes();
-            let extent = match lies {
-                true => Extent { shard: self.shard, offset: waiting.storage.offset.saturating_add(waiting.first), len },
-                false => {
-                    let recipe = &mut out.recipe;
-                    let storage =
-                        *numbers.entry(waiting.storage).or_insert_with(|| recipe.push_storage(waiting.storage));
-                    Extent { shard: self.shard + 1, offset: recipe.add(self.piece(waiting, storage)), len }
+            let (len, storage) = (waiting.bytes(), &waiting.storage);
+            let extent = match len {
+                0 => Extent { shard: self.shard, offset: storage.offset, len },
+                _ if self.is_plain(waiting) => {
+                    Extent { shard: self.shard, offset: storage.offset.saturating_add(waiting.first), len }
                 }
+                _ => Extent { shard: self.shard + 1, offset: making.place(self.piece(waiting), *storage), len },
             };
             if len > 0 {
-                let group = groups.entry((waiting.storage.offset, waiting.storage.len)).or_default();
-                group.push(Arc::clone(&name));
+                groups.entry((storage.offset, storage.len)).or_default().push(Arc::clone(&name));
             }
             let dense = &waiting.found.dense;
             let dtype = dense.kind.dtype.clone().unwrap_or_else(|| Dtype::Unknown(dense.kind.name.into()));
             let shape = waiting.shape().into();
             out.tensors.push(TensorInfo { name, dtype, shape, data: TensorData::Whole(extent) });
         }
+        out.recipe = making.recipe;
         out.tensors.sort_by(|a, b| a.name.cmp(&b.name));
         out.shared = groups.into_values().filter(|group| group.len() > 1).collect();
         out
@@ -130,25 +127,6 @@ impl Assembly {
         }
     }
 
-    /// Which tensors are loaded from where they lie: in one piece, as they are, and of each byte only one.
-    fn in_place(&self) -> Vec<bool> {
-        let mut order: Vec<(u64, u64, usize)> = Vec::new();
-        let mut lies = vec![false; self.waiting.len()];
-        for (at, waiting) in self.waiting.iter().enumerate().filter(|(_, waiting)| self.is_plain(waiting)) {
-            order.push((waiting.storage.offset.saturating_add(waiting.first), waiting.bytes(), at));
-        }
-        // The longest first where several begin together.
-        order.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)).then(a.2.cmp(&b.2)));
-        let mut end = 0;
-        for (start, len, at) in order {
-            if start >= end || len == 0 {
-                end = end.max(start.saturating_add(len));
-                lies.iter_mut().skip(at).take(1).for_each(|lies| *lies = true);
-            }
-        }
-        lies
-    }
-
     fn is_plain(&self, waiting: &Waiting) -> bool {
         let dense = &waiting.found.dense;
         !waiting.storage.deflated && dense.is_contiguous() && self.change(dense) == Change::default()
@@ -170,17 +148,36 @@ impl Assembly {
         Change { swap: if self.swap && width > 1 { width } else { 0 }, negate }
     }
 
-    fn piece(&self, waiting: &Waiting, storage: usize) -> Piece {
+    /// Its place, and the number of its storage, are still to be set.
+    fn piece(&self, waiting: &Waiting) -> Piece {
         let dense = &waiting.found.dense;
         Piece {
             at: 0,
             len: waiting.bytes(),
-            storage,
+            storage: 0,
             first: waiting.first,
             dims: dense.dims(),
             element: dense.kind.bytes,
             change: self.change(dense),
         }
+    }
+}
+
+/// A recipe in the making: each storage once, and each piece.
+#[derive(Default)]
+struct Making {
+    recipe: Recipe,
+    storages: HashMap<Storage, usize>,
+    places: HashMap<Piece, u64>,
+}
+
+impl Making {
+    /// Where the piece begins in the image.
+    fn place(&mut self, piece: Piece, storage: Storage) -> u64 {
+        let recipe = &mut self.recipe;
+        let storage = *self.storages.entry(storage).or_insert_with(|| recipe.push_storage(storage));
+        let piece = Piece { storage, ..piece };
+        *self.places.entry(piece.clone()).or_insert_with(|| recipe.add(piece))
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Metadata};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::bytes::{self, Window};
 use super::pickled::Pickled;
@@ -52,6 +53,10 @@ struct Wanted {
 
 /// Opens a folder that DCP wrote.
 pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+    Gather::new(folder, options, describe(folder, options)?).run()
+}
+
+fn describe(folder: &Path, options: &OpenOptions) -> Result<Description> {
     let path = folder.join(METADATA);
     let (file, meta) = shard::open_regular(&path)?;
     if meta.len() > MAX_PICKLE_BYTES {
@@ -66,7 +71,7 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     reader.demand(&pickled.findings)?;
     let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
     description.refuse_escapes(&path)?;
-    Gather::new(folder, options, description).run()
+    Ok(description)
 }
 
 // ---- the description
@@ -191,6 +196,13 @@ fn described(arena: &Arena, object: Id) -> Option<Read> {
 
 // ---- the files
 
+const LOST: Error = Error::Poisoned { what: "a box of a tensor that is not described" };
+
+fn misplaced(path: &Path, place: &Place, name: &str, what: &str) -> Error {
+    let what = format!("the item at byte {} {what}, where {} belongs", place.offset, quoted(name));
+    Error::malformed(path, Fault::Other(what))
+}
+
 /// The boxes of all tensors, found in their files one file after the other.
 struct Gather<'a> {
     folder: &'a Path,
@@ -251,8 +263,22 @@ impl<'a> Gather<'a> {
         let (bytes, identity) = (meta.len(), shard::identity(&meta));
         let number = self.next_shard();
         self.shards.push(Shard { path: path.clone(), bytes, identity, made: None });
-        for wanted in wanted {
-            self.item(&path, &file, &meta, number, wanted)?;
+        let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
+        for Wanted { tensor, start, shape, place } in wanted {
+            let (name, described) = self.description.tensors.get(tensor).ok_or(LOST)?;
+            let (name, dtype) = (name.clone(), described.dtype.clone());
+            // Two names of one item are one tensor.
+            let key = (place.offset, place.len);
+            let (shard, stored) = match items.get(&key) {
+                Some(known) => known.clone(),
+                None => self.item(&path, &file, &meta, number, &name, &place)?,
+            };
+            items.insert(key, (shard, stored.clone()));
+            if stored.dtype != dtype || stored.shape != shape {
+                let what = format!("is {} {:?}, not {dtype} {shape:?}", stored.dtype, stored.shape);
+                return Err(misplaced(&path, &place, &name, &what));
+            }
+            self.pieces.get_mut(tensor).ok_or(LOST)?.push((shard, stored, start));
         }
         Ok(())
     }
@@ -261,43 +287,38 @@ impl<'a> Gather<'a> {
         ShardIndex::try_from(self.shards.len()).unwrap_or(ShardIndex::MAX)
     }
 
-    /// One box: an archive within the file that holds exactly that tensor.
-    fn item(&mut self, path: &Path, file: &File, meta: &Metadata, number: ShardIndex, wanted: Wanted) -> Result<()> {
-        let Some((name, tensor)) = self.description.tensors.get(wanted.tensor) else { return Ok(()) };
-        let Place { offset, len, .. } = wanted.place;
-        if offset.checked_add(len).is_none_or(|end| end > meta.len()) {
+    /// One item: an archive within the file that holds exactly one tensor.
+    fn item(
+        &mut self,
+        path: &Path,
+        file: &File,
+        meta: &Metadata,
+        number: ShardIndex,
+        name: &str,
+        place: &Place,
+    ) -> Result<(ShardIndex, Stored)> {
+        let (start, len) = (place.offset, place.len);
+        if start.checked_add(len).is_none_or(|end| end > meta.len()) {
             let what =
-                format!("tensor {name:?} would lie at bytes {offset} + {len} of a file of {}: truncated", meta.len());
+                format!("tensor {name:?} would lie at bytes {start} + {len} of a file of {}: truncated", meta.len());
             return Err(Error::malformed(path, Fault::Other(what)));
         }
         let plain = OpenOptions { key: None, ..self.options.clone() };
         let reader = Reader { path, options: &plain };
-        let Part { assembled, skipped, .. } = reader.zip(&Window { file, start: offset, len }, offset, number, None)?;
-        let wrong = |what: String| {
-            let what = format!("the item at byte {offset} {what}, where {} belongs", quoted(name));
-            Err(Error::malformed(path, Fault::Other(what)))
-        };
+        let Part { assembled, skipped, .. } = reader.zip(&Window { file, start, len }, start, number, None)?;
         let [found] = assembled.tensors.as_slice() else {
-            let what = skipped.first().map_or("no single tensor".to_owned(), |skipped| skipped.why.clone());
-            return wrong(format!("holds {what}"));
+            let what = skipped.first().map_or("no single tensor", |skipped| skipped.why.as_str());
+            return Err(misplaced(path, place, name, &format!("holds {what}")));
         };
-        if found.dtype != tensor.dtype || *found.shape != *wanted.shape {
-            return wrong(format!("is {} {:?}, not {} {:?}", found.dtype, found.shape, tensor.dtype, wanted.shape));
-        }
-        let TensorData::Whole(extent) = found.data else { return wrong("lies in several pieces".into()) };
-        let made = self
-            .shards
-            .last()
-            .filter(|_| extent.shard != number)
-            .map(|file| Shard { path: path.to_owned(), ..file.made_by(assembled.recipe) });
+        let TensorData::Whole(extent) = &found.data else {
+            return Err(misplaced(path, place, name, "lies in several pieces"));
+        };
+        let made = self.shards.get(number as usize).filter(|_| extent.shard != number);
+        let made = made.map(|file| file.made_by(assembled.recipe));
         let shard = if made.is_some() { self.next_shard() } else { number };
-        let (name, dtype, shape) = (found.name.clone(), found.dtype.clone(), wanted.shape);
-        let stored = Stored { name, dtype, shape, offset: extent.offset, len: extent.len };
         self.shards.extend(made);
-        if let Some(pieces) = self.pieces.get_mut(wanted.tensor) {
-            pieces.push((shard, stored, wanted.start));
-        }
-        Ok(())
+        let (name, dtype, shape) = (Arc::clone(&found.name), found.dtype.clone(), found.shape.to_vec());
+        Ok((shard, Stored { name, dtype, shape, offset: extent.offset, len: extent.len }))
     }
 
     /// The boxes put together.
