@@ -498,7 +498,8 @@ pub(crate) struct ConversionArgs {
     /// What becomes of tensors that have several names.
     #[arg(long, value_name = "HOW", default_value = "write")]
     pub(crate) ties: TiesArg,
-    /// Read the written files back, past the page cache where possible, and compare them before they are put in place.
+    /// Compare the checksums that a PyTorch checkpoint states first; read the written files back, past the page cache where
+    /// possible, and compare them before they are put in place.
     #[arg(long)]
     pub(crate) check: bool,
     /// Copy config.json, generation_config.json and the tokenizer's files too.

@@ -53,7 +53,8 @@ pub struct ConvertOptions {
     pub ties: Ties,
     /// The most bytes of tensors in one file of a folder.
     pub max_shard_bytes: u64,
-    /// Whether the files are read back, past the page cache where possible, and compared before they are put in place.
+    /// Whether the checksums that the checkpoint states are compared first, and whether the files are read back, past the page
+    /// cache where possible, and compared before they are put in place.
     pub check: bool,
     /// Is told how far it is.
     pub progress: Option<Progress>,
@@ -120,6 +121,10 @@ pub fn convert(
     target: &Target,
     options: &ConvertOptions,
 ) -> Result<Converted> {
+    if options.check {
+        let cancel = &options.transfer.cancel;
+        checkpoint.check_sums(&|| if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) })?;
+    }
     let work = Work::plan(checkpoint, options)?;
     let outlines = work.outputs.iter().map(|output| output.outline.clone()).collect();
     let limit = shard_limit(target, options.max_shard_bytes);

@@ -1,5 +1,9 @@
 //! What a file's object holds: each tensor is loaded or set aside by name, whatever it lies in, and NumPy's arrays are read.
 
+use vramp::error::Error;
+use vramp::save::{ConvertOptions, Target, convert};
+use vramp::store::FileStore;
+
 use super::*;
 
 /// A pickle `{"w": tensor, "x": value}`.
@@ -331,4 +335,30 @@ fn expanded_empty_and_single_elements_come_out_as_their_indices_say() {
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+}
+
+// ---- checksums of what is too large to be read twice
+
+#[test]
+fn a_wrong_crc_of_a_large_archive_is_found_where_it_is_asked_for() {
+    const LARGE: usize = 5 << 20;
+    let values = data(LARGE);
+    let shape = [LARGE as i64];
+    let mut members = members(&state_dict(&[("a", floats("0", &shape, &[1]))]), &[("0", &values)]);
+    let (_good_dir, good) = written(&zip(&members));
+    let sums = Checkpoint::open(&good).unwrap().check_sums(&|| Ok(())).unwrap();
+    assert_eq!((sums.same, sums.absent), (3, 0));
+    members[1].packed[LARGE * 2] ^= 1;
+    let (dir, path) = written(&zip(&members));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let error = checkpoint.check_sums(&|| Ok(())).unwrap_err();
+    let said = error.to_string();
+    assert!(error.exit_code() == 3 && said.contains("archive/data/0") && said.contains("CRC-32"), "{said}");
+    assert_eq!(checkpoint.check_sums(&|| Err(Error::Cancelled)).unwrap_err().kind(), Error::Cancelled.kind());
+    let target = Target::of(dir.path().join("out.safetensors"));
+    let check = ConvertOptions { check: true, ..ConvertOptions::default() };
+    assert_eq!(convert(&checkpoint, &FileStore, &target, &check).unwrap_err().exit_code(), 3);
+    assert!(!target.path().exists());
+    std::fs::write(&path, zip(&members[..1])).unwrap();
+    assert_eq!(checkpoint.check_sums(&|| Ok(())).unwrap_err().kind(), "changed");
 }

@@ -209,6 +209,8 @@ fn ties_within_the_files_of_a_folder_and_of_a_distributed_checkpoint_are_ties() 
         let (_, loaded) = loaded_with(dir.path(), Selection::default(), None);
         assert_eq!((loaded.report.tensors, loaded.report.names), (1, 2));
         assert_eq!(place(&loaded, "embed"), place(&loaded, "head"));
+        let sums = Checkpoint::open(dir.path()).unwrap().check_sums(&|| Ok(())).unwrap();
+        assert_eq!((sums.same, sums.absent), (3, 0));
     }
 }
 

@@ -136,19 +136,23 @@ impl<'a> Archive<'a> {
 
     /// The storages whose bytes do not have the CRC that is stated.
     pub(crate) fn wrong_crcs(&self) -> io::Result<Vec<Finding>> {
-        let mut wrong = Vec::new();
-        for entry in self.storages().filter(|entry| entry.crc != 0 && !members::is_bomb(entry)) {
-            let what = match members::pass(self.bytes, entry)? {
-                Some(passed) if passed.len != entry.len => {
-                    format!("it inflates to {} bytes, {} are stated", passed.len, entry.len)
-                }
-                Some(passed) if passed.crc == entry.crc => continue,
-                Some(_) => "its bytes do not have the CRC-32 that the archive states: damaged".to_owned(),
-                None => "its bytes cannot be unpacked".to_owned(),
-            };
-            wrong.push(Finding::malformed("crc", what).within(&entry.name));
+        self.storages().filter_map(|entry| self.wrong_crc(entry).transpose()).collect()
+    }
+
+    /// What is wrong with the bytes of a member, if it states a CRC.
+    pub(crate) fn wrong_crc(&self, entry: &Entry) -> io::Result<Option<Finding>> {
+        if entry.crc == 0 || members::is_bomb(entry) {
+            return Ok(None);
         }
-        Ok(wrong)
+        let what = match members::pass(self.bytes, entry)? {
+            Some(passed) if passed.len != entry.len => {
+                format!("it inflates to {} bytes, {} are stated", passed.len, entry.len)
+            }
+            Some(passed) if passed.crc == entry.crc => return Ok(None),
+            Some(_) => "its bytes do not have the CRC-32 that the archive states: damaged".to_owned(),
+            None => "its bytes cannot be unpacked".to_owned(),
+        };
+        Ok(Some(Finding::malformed("crc", what).within(&entry.name)))
     }
 
     /// Whether storages without a CRC hold nothing but zeros: set aside and never written.

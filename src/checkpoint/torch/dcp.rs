@@ -4,7 +4,7 @@
 //! `.metadata` is a pickle, which PyTorch itself unpickles without a check; here it goes through the same machine as every other.
 //! A path in it may not leave the folder. Objects that are no tensors are named and not read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{File, Metadata};
 use std::path::Path;
 use std::sync::Arc;
@@ -54,6 +54,17 @@ struct Wanted {
 /// Opens a folder that DCP wrote.
 pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     Gather::new(folder, options, describe(folder, options)?).run()
+}
+
+/// Where in which files the items of such a folder lie: offset and length in bytes.
+pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
+    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    let gather = Gather::new(folder, &options, describe(folder, &options)?);
+    let mut items: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
+    for Wanted { place: Place { file, offset, len }, .. } in gather.wanted()? {
+        items.entry(file).or_default().insert((offset, len));
+    }
+    Ok(items)
 }
 
 fn describe(folder: &Path, options: &OpenOptions) -> Result<Description> {

@@ -18,6 +18,7 @@ mod members;
 mod numpy;
 mod objects;
 mod pickled;
+mod sums;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};
@@ -32,6 +33,7 @@ use self::bytes::{Ahead, Bytes, Window};
 use self::legacy::Stack;
 use self::objects::{Declared, Objects, blocks};
 use self::pickled::Pickled;
+pub use self::sums::Sums;
 use super::finding::Finding;
 use super::made::Storage;
 use super::open::OpenOptions;
