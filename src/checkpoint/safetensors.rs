@@ -32,6 +32,9 @@ pub struct Header {
     pub warnings: Vec<String>,
 }
 
+/// The name in a header that is no tensor's.
+pub(crate) const RESERVED: &str = "__metadata__";
+
 /// One tensor as a file stores it. Its bytes lie in the file: that has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
@@ -165,7 +168,7 @@ impl Ranged {
 
 impl Object for Draft {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
-        if key == "__metadata__" {
+        if key == RESERVED {
             return json::object(key, map, notes, &mut self.metadata);
         }
         let mut entry = Entry::default();

@@ -274,6 +274,20 @@ fn an_array_whose_bytes_are_not_as_many_as_its_shape_says_is_refused() {
 
 // ---- what else must hold of an object
 
+#[test]
+fn no_tensor_has_the_name_that_safetensors_keeps() {
+    let dict = state_dict(&[("__metadata__", one())]);
+    for file in [archive(&dict, &[("0", &data(4))]), legacy(&legacy_object(&dict), &[("0", 4, &data(4))])] {
+        let (said, _) = judged(&file);
+        assert!(said.contains("__metadata__") && said.contains("reserved-name"), "{said}");
+    }
+    let below = Pickle::new().raw(b"}").text("x").raw(b"}").text("__metadata__").tensor(&one()).raw(b"ss").stop();
+    let (_dir, path) = written(&archive(&below, &[("0", &data(4))]));
+    assert_eq!(loaded(&path).into_keys().collect::<Vec<_>>(), ["x.__metadata__"]);
+    let key = OpenOptions { key: Some("x".into()), ..OpenOptions::default() };
+    assert_eq!(Checkpoint::open_with(&path, &key).unwrap_err().exit_code(), 3);
+}
+
 /// `torch.save(…, pickle_protocol=1)` writes numbers as text, and was taken for a truncated safetensors file.
 #[test]
 fn a_legacy_file_of_protocol_1_is_recognised() {

@@ -240,6 +240,7 @@ impl<'a> Gather<'a> {
             self.file(&name, wanted)?;
         }
         let tensors = self.tensors().map_err(|fault| Error::malformed(self.folder, fault))?;
+        Reader { path: self.folder, options: self.options }.demand_free_names(&tensors)?;
         let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
         Ok(Checkpoint { path, shards, tensors, metadata, warnings, format: Format::TorchDcp, skipped, shared })

@@ -38,7 +38,8 @@ use super::finding::Finding;
 use super::made::Storage;
 use super::open::OpenOptions;
 use super::pickle::Id;
-use super::{Checkpoint, Format, Shard, Skipped, shard};
+use super::safetensors::RESERVED;
+use super::{Checkpoint, Format, Shard, Skipped, TensorInfo, shard};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 
@@ -222,6 +223,7 @@ impl Reader<'_> {
         }
         let assembled = assembly.finish();
         self.demand(&assembled.findings)?;
+        self.demand_free_names(&assembled.tensors)?;
         let told: Listed = aside
             .iter()
             .filter(|aside| aside.tell)
@@ -255,6 +257,17 @@ impl Reader<'_> {
         let blocking: Vec<Finding> =
             findings.iter().filter(|finding| blocks(finding, self.options.skip_unknown)).cloned().collect();
         if blocking.is_empty() { Ok(()) } else { Err(self.refused(&blocking)) }
+    }
+
+    /// safetensors keeps a name for itself, which no tensor may have under any other format either: it could never be saved.
+    pub(crate) fn demand_free_names(&self, tensors: &[TensorInfo]) -> Result<()> {
+        match tensors.iter().find(|tensor| *tensor.name == *RESERVED) {
+            None => Ok(()),
+            Some(_) => {
+                let what = format!("a tensor called {RESERVED:?}: safetensors keeps that name for itself");
+                Err(self.refused(&[Finding::malformed("reserved-name", what)]))
+            }
+        }
     }
 
     fn refused(&self, findings: &[Finding]) -> Error {
