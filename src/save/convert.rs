@@ -15,7 +15,7 @@ use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Sav
 use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, TensorData, TensorInfo, strict,
 };
-use crate::device::CpuDevice;
+use crate::device::{Cast, CpuDevice};
 use crate::digest::checksum;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
@@ -155,7 +155,7 @@ struct Work<'a> {
 struct Output {
     outline: Outline,
     source: Selected,
-    is_cast: bool,
+    cast: Option<Cast>,
 }
 
 /// Tensors that are loaded together, by their numbers among the outputs, in the order in which they are written.
@@ -202,7 +202,7 @@ impl<'a> Work<'a> {
                 self.warnings.push(format!("{name} is the same tensor as {first} and was written all the same: {why}"));
             }
             let outline = Outline { name: Arc::clone(name), dtype: dtype.clone(), shape: Arc::clone(&selected.shape) };
-            self.outputs.push(Output { outline, source: selected.clone(), is_cast: tensor.cast.is_some() });
+            self.outputs.push(Output { outline, source: selected.clone(), cast: tensor.cast });
         }
     }
 
@@ -215,9 +215,7 @@ impl<'a> Work<'a> {
     fn twin_of(&self, tensor: &ConvertedTensor) -> Option<Arc<str>> {
         let first = self.twins.get(&tensor.selected.tensor)?;
         let is_first = |output: &&Output| {
-            output.source.tensor == *first
-                && output.source.slice == tensor.selected.slice
-                && output.is_cast == tensor.cast.is_some()
+            output.source.tensor == *first && output.source.slice == tensor.selected.slice && output.cast == tensor.cast
         };
         self.outputs.iter().find(is_first).map(|output| Arc::clone(&output.outline.name))
     }
@@ -285,7 +283,7 @@ impl<'a> Work<'a> {
     }
 
     fn is_cast(&self, outputs: &[usize]) -> bool {
-        outputs.iter().any(|&at| self.outputs.get(at).is_some_and(|output| output.is_cast))
+        outputs.iter().any(|&at| self.outputs.get(at).is_some_and(|output| output.cast.is_some()))
     }
 
     fn load(&self, loader: &mut Loader, outputs: &[usize]) -> Result<Loaded> {

@@ -6,6 +6,8 @@ use vramp::checkpoint::TensorParallel;
 use vramp::convert::Float;
 use vramp::load::{Convert, Loaded};
 use vramp::plan::LoadPlan;
+use vramp::save::{ConvertOptions, Target, Ties, convert};
+use vramp::store::FileStore;
 
 use super::*;
 
@@ -172,6 +174,14 @@ fn weights_with_scales_of_their_own_are_apart_once_they_are_multiplied() {
     let values = |name: &str| loaded.tensor(name).unwrap().as_slice::<f32>().unwrap().to_vec();
     assert_eq!(values("a.weight"), [1.0, 2.0, 0.5, -1.0]);
     assert_eq!(values("b.weight"), [2.0, 4.0, 1.0, -2.0]);
+    // Nor is one recorded as a further name of the other.
+    let target = Target::of(path.with_file_name("out.safetensors"));
+    let transfer = TransferOptions { convert: Some(to_f32), ..TransferOptions::default() };
+    let options = ConvertOptions { transfer, ties: Ties::Alias, ..ConvertOptions::default() };
+    let converted = convert(&Checkpoint::open(&path).unwrap(), &FileStore, &target, &options).unwrap();
+    assert!(converted.ties.is_empty(), "{:?}", converted.ties);
+    let (_, written) = loaded_with(target.path(), Selection::default(), None);
+    assert_eq!(bytes(&written, "b.weight"), bytes(&loaded, "b.weight"));
 }
 
 #[test]
