@@ -437,18 +437,20 @@ fn placement(wanted: &Wanted, arena: u64, same_as: Option<Arc<str>>) -> Placemen
 /// For each tensor the one whose place it gets: itself, or one that is made of the same bytes in the same way, and is aligned no
 /// less strictly.
 fn firsts(wanted: &[Wanted]) -> Vec<usize> {
-    let key = |tensor: &Wanted| (tensor.bytes > 0).then(|| (tensor.runs.clone(), tensor.cast, tensor.place));
     let mut firsts = HashMap::new();
-    for (index, tensor) in wanted.iter().enumerate() {
-        let Some(key) = key(tensor) else { continue };
-        let first = firsts.entry(key).or_insert(index);
+    for (index, tensor) in wanted.iter().enumerate().filter(|(_, tensor)| tensor.bytes > 0) {
+        let first = firsts.entry(made_of(tensor)).or_insert(index);
         if wanted[*first].dtype.alignment() < tensor.dtype.alignment() {
             *first = index;
         }
     }
-    let first =
-        |(index, tensor): (usize, &Wanted)| key(tensor).and_then(|key| firsts.get(&key).copied()).unwrap_or(index);
+    let first = |(index, tensor)| firsts.get(&made_of(tensor)).copied().unwrap_or(index);
     wanted.iter().enumerate().map(first).collect()
+}
+
+/// What makes the bytes of a tensor what they are, and where they go.
+fn made_of(tensor: &Wanted) -> (&[Strided], Option<WantedCast>, Option<u64>) {
+    (&tensor.runs, tensor.cast, tensor.place)
 }
 
 /// The tensors to lay out: those that get the place of another one have no bytes of their own.

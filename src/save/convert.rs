@@ -5,7 +5,7 @@
 //! the loader's. Nothing here opens a weight file, and nothing is replaced before all has been written and, where asked,
 //! read back and compared.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 
@@ -13,10 +13,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
 use crate::checkpoint::{
-    Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, TensorData, TensorInfo, strict,
+    Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
 };
 use crate::device::{Cast, CpuDevice};
 use crate::digest::checksum;
+use crate::dtype::Dtype;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
 use crate::load::{Loaded, Loader, TransferOptions};
@@ -147,9 +148,12 @@ struct Work<'a> {
     warnings: Vec<String>,
     skipped: Vec<Skipped>,
     scales: BTreeMap<Arc<str>, Arc<str>>,
-    /// Tensors of the checkpoint that are the same as one before them.
-    twins: BTreeMap<usize, usize>,
+    /// The first name of each tensor.
+    firsts: HashMap<Made<'a>, Arc<str>>,
 }
+
+/// What makes a tensor what it is: bytes, shape, the cut, the cast.
+type Made<'a> = (&'a TensorData, Dtype, Arc<[u64]>, Option<Slice>, Option<Cast>);
 
 /// A tensor of the result and the one that it comes from.
 struct Output {
@@ -178,7 +182,7 @@ impl<'a> Work<'a> {
             warnings: Vec::new(),
             skipped: skipped(checkpoint, &selected, &casts),
             scales: scales(checkpoint, &casts),
-            twins: if options.ties == Ties::Alias { twins(checkpoint, &casts)? } else { BTreeMap::new() },
+            firsts: HashMap::new(),
         };
         for tensor in in_stored_order(checkpoint, &casts) {
             work.add(tensor);
@@ -190,7 +194,11 @@ impl<'a> Work<'a> {
         let Some(info) = self.checkpoint.tensors().get(tensor.selected.tensor) else { return };
         let dtype = tensor.cast.map_or_else(|| info.dtype.clone(), |cast| cast.to.dtype());
         let selected = &tensor.selected;
-        let first = self.twin_of(tensor).unwrap_or_else(|| Arc::clone(&selected.name));
+        let made = (&info.data, dtype.clone(), Arc::clone(&selected.shape), selected.slice.clone(), tensor.cast);
+        let first = match info.bytes() {
+            0 => Arc::clone(&selected.name), // tensors without bytes lie nowhere
+            _ => Arc::clone(self.firsts.entry(made).or_insert_with(|| Arc::clone(&selected.name))),
+        };
         for name in std::iter::once(&selected.name).chain(&selected.aliases) {
             if self.options.ties == Ties::Alias && *name != first {
                 if !self.is_taken(name) {
@@ -209,15 +217,6 @@ impl<'a> Work<'a> {
     /// Whether the metadata says something else under that name.
     fn is_taken(&self, name: &str) -> bool {
         name == "format" || self.notes.metadata.contains_key(name)
-    }
-
-    /// The name of the output that holds the same tensor, where there is one.
-    fn twin_of(&self, tensor: &ConvertedTensor) -> Option<Arc<str>> {
-        let first = self.twins.get(&tensor.selected.tensor)?;
-        let is_first = |output: &&Output| {
-            output.source.tensor == *first && output.source.slice == tensor.selected.slice && output.cast == tensor.cast
-        };
-        self.outputs.iter().find(is_first).map(|output| Arc::clone(&output.outline.name))
     }
 
     fn save_options(&self) -> SaveOptions {
@@ -424,37 +423,6 @@ fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>
         Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(*table)?.name)))
     };
     casts.tensors.iter().filter_map(pair).collect()
-}
-
-/// Tensors that are the same as one that is stored before them, of those that may be: bytes are compared.
-fn twins(checkpoint: &Checkpoint, casts: &Casts) -> Result<BTreeMap<usize, usize>> {
-    let mut twins = BTreeMap::new();
-    let stored = in_stored_order(checkpoint, casts);
-    for group in checkpoint.shared() {
-        let names: HashSet<&str> = group.iter().map(AsRef::as_ref).collect();
-        let member = |tensor: &&ConvertedTensor| {
-            let info = checkpoint.tensors().get(tensor.selected.tensor)?;
-            names.contains(info.name.as_ref()).then_some((tensor.selected.tensor, info))
-        };
-        let mut kept: Vec<(usize, &TensorInfo)> = Vec::new();
-        for (at, info) in stored.iter().filter_map(member) {
-            match first_same(checkpoint, &kept, info)? {
-                Some(first) => drop(twins.insert(at, first)),
-                None => kept.push((at, info)),
-            }
-        }
-    }
-    Ok(twins)
-}
-
-/// The first of `kept` that has the same type, shape and bytes.
-fn first_same(checkpoint: &Checkpoint, kept: &[(usize, &TensorInfo)], info: &TensorInfo) -> Result<Option<usize>> {
-    for (at, other) in kept.iter().filter(|(_, it)| (&it.dtype, &it.shape) == (&info.dtype, &info.shape)) {
-        if strict::same_bytes(checkpoint, other, info)? {
-            return Ok(Some(*at));
-        }
-    }
-    Ok(None)
 }
 
 /// The tensors as their files have them: neighbours stay neighbours, and are read together.
