@@ -5,9 +5,9 @@ use libfuzzer_sys::fuzz_target;
 use vramp::checkpoint::pickle;
 
 fuzz_target!(|bytes: &[u8]| {
-    let ran = pickle::run(bytes.to_vec(), 0);
+    let ran = pickle::run(bytes.to_vec(), bytes.len() as u64);
     assert!(ran.end <= bytes.len());
-    assert_eq!(ran.result.is_some(), ran.broken.is_none());
+    assert_eq!(ran.result.is_some(), ran.stopped && !ran.faults.iter().any(pickle::Broken::blocks));
     let Some(root) = ran.result else { return };
     let walk = pickle::walk(&ran.arena, root);
     assert!(walk.reaches(root));

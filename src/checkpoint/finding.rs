@@ -2,6 +2,7 @@
 //!
 //! It reads nothing and prints nothing. The readers of `torch/` make findings; whoever asked decides what they mean.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Serialize;
@@ -48,8 +49,9 @@ pub struct Finding {
 /// A place in a pickle, and what stands there.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Spot {
-    /// Offset in bytes within the pickle.
-    pub position: u64,
+    /// Offset in bytes within the member, or the file where there are none; `None` where it is about no one place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<u64>,
     /// The opcode there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opcode: Option<&'static str>,
@@ -67,7 +69,7 @@ pub struct Spot {
 impl Finding {
     /// A finding about the file as a whole.
     pub fn new(rule: &'static str, severity: Severity, what: impl Into<String>) -> Finding {
-        Finding { rule, severity, what: what.into(), member: None, spot: None }
+        Finding { rule, severity, what: shortened(what.into(), MOST_CHARS), member: None, spot: None }
     }
 
     /// Something worth knowing.
@@ -88,7 +90,7 @@ impl Finding {
     /// The same finding, about one member of the archive.
     #[must_use]
     pub fn within(self, member: &str) -> Finding {
-        Finding { member: Some(member.to_owned()), ..self }
+        Finding { member: Some(name(member)), ..self }
     }
 
     /// The same finding, about a place in a pickle.
@@ -98,13 +100,56 @@ impl Finding {
     }
 }
 
+/// Characters of what a finding says, and of a name in it: one long name in a thousand findings must not fill the memory.
+const MOST_CHARS: usize = 1000;
+const MOST_NAME_CHARS: usize = 300;
+
+/// A name from a file, cut where it is absurdly long.
+pub(crate) fn name(name: &str) -> String {
+    shortened(name, MOST_NAME_CHARS)
+}
+
+fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> String {
+    let text = text.into();
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}… ({} bytes)", text.get(..end).unwrap_or_default(), text.len()),
+        None => text.into_owned(),
+    }
+}
+
+/// Text from a file with its control characters, and those that reorder text, as escapes; all others as they are, so that what is
+/// escaped already is not escaped twice.
+fn shown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let reorders =
+            matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        if reorders || c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(member) = &self.member {
-            write!(f, "{}: ", member.escape_debug())?;
+            write!(f, "{}: ", shown(member))?;
         }
-        write!(f, "{} ({}", self.what.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"), self.rule)?;
-        self.spot.as_ref().map_or(Ok(()), |spot| write!(f, ", byte {}", spot.position))?;
+        write!(f, "{} ({}", shown(&self.what), self.rule)?;
+        let position = self.spot.as_ref().and_then(|spot| spot.position);
+        position.map_or(Ok(()), |position| write!(f, ", byte {position}"))?;
         f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_once_and_cut() {
+        let finding = Finding::notice("rule", format!("{:?} and a\\b\u{1b}[1m\u{202e}", "x\n\"")).within("m\u{7}\\");
+        assert_eq!(finding.to_string(), r#"m\u{7}\: "x\n\"" and a\b\u{1b}[1m\u{202e} (rule)"#);
+        let long = Finding::notice("rule", "é".repeat(1 << 20)).within(&"m".repeat(1 << 20));
+        assert!(long.to_string().len() < 3000 && long.to_string().contains("… (2097152 bytes)"));
     }
 }

@@ -34,10 +34,17 @@ pub(crate) fn recognise(beginning: &[u8]) -> Option<Fault> {
         .or_else(|| magic(beginning))
         .or_else(|| text(beginning))
         .or_else(|| pickle(beginning))
-        .or_else(|| {
-            let zero = !beginning.is_empty() && beginning.iter().all(|&byte| byte == 0);
-            zero.then(|| foreign("zero bytes only (space that was set aside but never written)", AGAIN))
-        })
+        .or_else(|| zeros(beginning))
+}
+
+/// Whether the file is no weights of any format, whatever its name: text, a page, a pointer, zeros.
+pub(crate) fn is_stand_in(beginning: &[u8]) -> bool {
+    lfs_pointer(beginning).or_else(|| zeros(beginning)).or_else(|| text(beginning)).is_some()
+}
+
+fn zeros(beginning: &[u8]) -> Option<Fault> {
+    let zero = !beginning.is_empty() && beginning.iter().all(|&byte| byte == 0);
+    zero.then(|| foreign("zero bytes only (space that was set aside but never written)", AGAIN))
 }
 
 fn foreign(what: impl Into<String>, advice: impl Into<String>) -> Fault {

@@ -60,7 +60,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("pathlib._local", &["Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"]),
 ];
 
-/// Element types, storage types without their end `Storage`, layouts and quantisation schemes: members of `torch`.
+/// Element types, types of storages (and of old tensors) without their end, layouts and quantisation schemes: members of `torch`.
 #[rustfmt::skip]
 const TORCH_NAMES: &[&str] = &[
     "float64", "double", "float32", "float", "float16", "half", "bfloat16", "int64", "long", "int32", "int", "int16",
@@ -107,8 +107,14 @@ const DANGEROUS_NAMES: &[(&str, &[&str])] = &[
     ("copyreg", &["add_extension", "pickle"]),
 ];
 
+/// No honest name is longer, in bytes; what such a path of attributes leads to is not looked for.
+const LONGEST_NAME: usize = 1 << 16;
+
 /// Grades the name of a global.
 pub(crate) fn danger(module: &str, name: &str) -> Danger {
+    if module.len() > LONGEST_NAME || name.len() > LONGEST_NAME {
+        return Danger::Dangerous;
+    }
     let module = modern(module);
     if is_allowed(module, name) {
         return Danger::Allowed;
@@ -131,8 +137,9 @@ pub(crate) fn modern(module: &str) -> &str {
 fn is_allowed(module: &str, name: &str) -> bool {
     let listed = ALLOWED.iter().any(|(known, names)| *known == module && names.contains(&name));
     let storage = || name.strip_suffix("Storage").is_some_and(|kind| STORAGES.contains(&kind));
+    let tensor = || name.strip_suffix("Tensor").is_some_and(|kind| STORAGES.contains(&kind));
     listed
-        || (module == "torch" && (TORCH_NAMES.contains(&name) || storage()))
+        || (module == "torch" && (TORCH_NAMES.contains(&name) || storage() || tensor()))
         || (matches!(module, "torch.cuda" | "torch.sparse") && storage())
 }
 
@@ -159,6 +166,7 @@ mod tests {
             ("collections", "OrderedDict", Danger::Allowed),
             ("torch", "FloatStorage", Danger::Allowed),
             ("torch", "EvilStorage", Danger::Unknown),
+            ("torch", "LongTensor", Danger::Allowed),
             ("torch", "float8_e4m3fn", Danger::Allowed),
             ("__builtin__", "set", Danger::Allowed),
             ("__builtin__", "getattr", Danger::Dangerous),

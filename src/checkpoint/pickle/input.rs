@@ -1,35 +1,55 @@
-//! The bytes of a pickle, read opcode by opcode: lengths are compared with what is there, and frames are held to.
+//! The bytes of a pickle, read opcode by opcode: lengths are compared with what is there, frames are watched.
 //!
-//! It allocates nothing and knows no opcode's meaning.
+//! Python's two unpicklers differ: one ignores the ends of frames, the other takes a last line without its end. What only one of
+//! them refuses is noted, and reading goes on. It allocates nothing for the bytes and knows no opcode's meaning.
 
 use super::{Broken, Span};
+use crate::checkpoint::finding::Severity;
 
 /// Where the machine is in the bytes.
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
+    /// Bytes that there are in all; these are the first of them.
+    pub(super) whole: u64,
     pub(super) at: usize,
     /// Where the opcode began that is being read.
     pub(super) opcode_at: usize,
     /// One past the last byte of the frame, where the pickle has one open.
     frame_end: Option<usize>,
+    /// What is wrong, the first of each kind.
+    pub(super) faults: Vec<Broken>,
+    /// Whether to read as Python's unpickler in C reads a file: what of a frame is left where a value crosses its end is lost.
+    skips: bool,
+    /// One past the last byte that such an unpickler has read ahead.
+    ahead: usize,
+    /// Bytes that there would have to be at least, where they ended too early.
+    pub(super) wants: u64,
 }
 
-/// What the readers return.
+/// What the readers return: an error where no unpickler goes on.
 pub(super) type Read<T> = Result<T, Broken>;
 
 impl<'a> Input<'a> {
-    pub(super) fn new(bytes: &'a [u8], at: usize) -> Input<'a> {
-        Input { bytes, at, opcode_at: at, frame_end: None }
+    pub(super) fn new(bytes: &'a [u8], whole: u64, skips: bool) -> Input<'a> {
+        Input { bytes, whole, at: 0, opcode_at: 0, frame_end: None, faults: Vec::new(), skips, ahead: 0, wants: 0 }
     }
 
     /// A fault at the opcode that is being read.
     pub(super) fn broken(&self, rule: &'static str, what: impl Into<String>) -> Broken {
-        Broken { rule, suspicious: false, offset: self.opcode_at as u64, what: what.into() }
+        Broken { rule, severity: Severity::Malformed, offset: Some(self.opcode_at as u64), what: what.into() }
     }
 
     /// The same, of a kind that no honest writer makes.
     pub(super) fn hostile(&self, rule: &'static str, what: impl Into<String>) -> Broken {
-        Broken { suspicious: true, ..self.broken(rule, what) }
+        Broken { severity: Severity::Suspicious, ..self.broken(rule, what) }
+    }
+
+    /// Remembers what is wrong, and goes on.
+    pub(super) fn note(&mut self, fault: Broken) {
+        let known = |noted: &Broken| noted.rule == fault.rule && noted.severity >= fault.severity;
+        if !self.faults.iter().any(known) {
+            self.faults.push(fault);
+        }
     }
 
     /// The next opcode.
@@ -39,7 +59,10 @@ impl<'a> Input<'a> {
             self.frame_end = None;
         }
         match self.bytes.get(self.at) {
-            None => Err(self.broken("truncated", "the pickle ends without STOP")),
+            None => {
+                self.wants = self.bytes.len() as u64 + 1;
+                Err(self.broken("truncated", "the pickle ends without STOP"))
+            }
             Some(&opcode) => {
                 self.at += 1;
                 Ok(opcode)
@@ -49,22 +72,46 @@ impl<'a> Input<'a> {
 
     /// The next `len` bytes, of whichever length the file states.
     pub(super) fn take(&mut self, len: u64) -> Read<&'a [u8]> {
+        self.at = self.start_of(len);
+        self.take_through(len)
+    }
+
+    /// The same where no unpickler loses bytes.
+    pub(super) fn take_through(&mut self, len: u64) -> Read<&'a [u8]> {
         let left = self.bytes.len() - self.at;
         let fits = usize::try_from(len).ok().filter(|&len| len <= left);
         let Some(len) = fits else {
+            self.wants = (self.at as u64).saturating_add(len);
+            let left = self.whole.saturating_sub(self.at as u64);
             return Err(self.broken("truncated", format!("{len} bytes are announced, {left} are left")));
         };
         let end = self.at + len;
-        self.demand_in_frame(end)?;
+        if let Some(frame) = self.frame_end.filter(|frame| end > *frame) {
+            self.frame_end = None;
+            self.note(self.hostile("frame", format!("an opcode crosses the frame's end at {frame}")));
+        }
         let taken = self.bytes.get(self.at..end).unwrap_or_default();
         self.at = end;
+        self.ahead = self.ahead.max(end);
         Ok(taken)
+    }
+
+    /// Where the next `len` bytes are read.
+    fn start_of(&self, len: u64) -> usize {
+        let within = (self.at as u64).saturating_add(len) <= self.ahead as u64;
+        if self.skips && !within { self.ahead.max(self.at) } else { self.at }
     }
 
     /// The same, as a span.
     pub(super) fn span(&mut self, len: u64) -> Read<Span> {
+        self.at = self.start_of(len);
+        self.span_through(len)
+    }
+
+    /// The same where no unpickler loses bytes.
+    pub(super) fn span_through(&mut self, len: u64) -> Read<Span> {
         let start = self.at;
-        let taken = self.take(len)?;
+        let taken = self.take_through(len)?;
         // Pickles are at most 512 MiB long.
         Ok(Span { start: u32::try_from(start).unwrap_or(u32::MAX), len: u32::try_from(taken.len()).unwrap_or(0) })
     }
@@ -95,36 +142,43 @@ impl<'a> Input<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// The rest of the line, without its end.
+    /// The rest of the line, without its end. One of Python's readers takes whatever byte is the file's last for that end.
     pub(super) fn line(&mut self) -> Read<Span> {
+        let buffered = self.bytes.get(self.at..self.ahead).unwrap_or_default();
+        if self.skips && !buffered.contains(&b'\n') {
+            self.at = self.ahead.max(self.at);
+        }
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let Some(len) = rest.iter().position(|&byte| byte == b'\n') else {
-            return Err(self.broken("truncated", "a line has no end"));
-        };
-        let span = self.span(len as u64)?;
-        self.take(1)?;
+        let end = rest.iter().position(|&byte| byte == b'\n');
+        if end.is_none() {
+            self.note(self.broken("truncated", "a line has no end"));
+        }
+        let span = self.span_through(end.unwrap_or(rest.len().saturating_sub(1)) as u64)?;
+        self.take_through(rest.len().min(1) as u64)?;
         Ok(span)
     }
 
-    /// Opens a frame of `len` bytes.
-    pub(super) fn frame(&mut self, len: u64) -> Read<()> {
-        if self.frame_end.is_some_and(|end| end != self.at) {
-            return Err(self.hostile("frame", "a frame begins within another"));
+    /// Ends the pickle. An unpickler that has read ahead takes what is left of the frame with it.
+    pub(super) fn stop(&mut self) {
+        if let Some(end) = self.frame_end.filter(|end| *end > self.at && *end as u64 <= self.whole) {
+            self.note(self.hostile("frame", format!("the pickle ends within its frame, which ends at {end}")));
         }
-        let left = (self.bytes.len() - self.at) as u64;
-        if len > left {
-            return Err(self.hostile("frame", format!("a frame of {len} bytes, {left} are left")));
-        }
-        self.frame_end = usize::try_from(len).ok().map(|len| self.at + len);
-        Ok(())
+        self.at = if self.skips { self.ahead.max(self.at) } else { self.at };
     }
 
-    fn demand_in_frame(&self, end: usize) -> Read<()> {
-        match self.frame_end {
-            Some(frame) if end > frame => {
-                Err(self.hostile("frame", format!("an opcode crosses the frame's end at {frame}")))
-            }
-            _ => Ok(()),
+    /// Opens a frame of `len` bytes.
+    pub(super) fn frame(&mut self, len: u64) {
+        if self.frame_end.is_some_and(|end| end != self.at) {
+            self.note(self.hostile("frame", "a frame begins within another"));
+        }
+        let left = self.whole.saturating_sub(self.at as u64);
+        if len > left {
+            self.note(self.hostile("frame", format!("a frame of {len} bytes, {left} are left")));
+        }
+        self.at = self.start_of(len);
+        self.frame_end = usize::try_from(len).ok().and_then(|len| self.at.checked_add(len));
+        if self.skips {
+            self.ahead = self.ahead.max(self.frame_end.unwrap_or(usize::MAX)).min(self.bytes.len());
         }
     }
 }

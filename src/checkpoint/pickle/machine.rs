@@ -1,178 +1,231 @@
 //! The machine: a stack, marks, a memo, and one step for each opcode of the protocols 0 to 5.
 //!
-//! Where Python would import or call, it notes a name or a call. It stops at the first thing that is wrong; what was pushed
-//! until then stays known. Nothing recurses, and every growing list has a limit.
+//! Where Python would import or call, it notes a name or a call. What is wrong is noted too, and where some unpickler of Python
+//! goes on, so does the machine: a name must not be hidden behind a fault. Nothing recurses, and every growing list has a limit;
+//! beyond it values are forgotten, names are not. `literals` reads plain values, `containers` fills lists and dictionaries.
 
 use std::collections::HashMap;
 
 use super::input::{Input, Read};
-use super::text::{self, Decimal};
 use super::{
-    Arena, Broken, Call, Global, Id, MAX_CONTAINERS, MAX_INTEGER_BYTES, MAX_ITEMS, MAX_MEMO, MAX_STACK, MAX_VALUES,
-    Ran, Span, Value,
+    Arena, Broken, Call, Danger, Global, Id, MAX_CONTAINERS, MAX_GLOBALS, MAX_ITEMS, MAX_MEMO, MAX_STACK, MAX_VALUES,
+    NO_OFFSET, Ran, Span, Value, globals, text,
 };
 
 /// A memo slot beyond this many times the pickle's length is no honest writer's.
 const MEMO_SLACK: u64 = 1 << 16;
+/// Above the limit of values this many are kept, the newest.
+const NEWEST: usize = 1 << 20;
 
-/// Runs the pickle that begins at byte `at` of `bytes`, to its end or to what is wrong with it.
-pub fn run(bytes: Vec<u8>, at: usize) -> Ran {
-    let mut machine = Machine::new(&bytes, at);
-    let result = machine.run();
+/// Runs the pickle that `bytes` begin with, to its end or to where no unpickler goes on. They are the first of `whole` bytes.
+pub fn run(bytes: Vec<u8>, whole: u64) -> Ran {
+    run_as(bytes, whole, false)
+}
+
+/// The same as Python's unpickler in C runs a file: where a value crosses the end of its frame, what is left of the frame is lost to
+/// it, and it sees other names. Worth asking only where there is a fault of a frame.
+pub fn run_skipping(bytes: Vec<u8>, whole: u64) -> Ran {
+    run_as(bytes, whole, true)
+}
+
+fn run_as(bytes: Vec<u8>, whole: u64, skips: bool) -> Ran {
+    let mut machine = Machine::new(&bytes, whole, skips);
+    let done = machine.run();
+    let stopped = done.is_ok();
+    let result = done.map_err(|broken| machine.input.note(broken)).ok();
     let Machine { mut arena, input, extra, protocol, .. } = machine;
-    let end = input.at;
-    arena.bytes = bytes;
-    arena.bytes.extend_from_slice(&extra);
-    let (result, broken) = result.map_or_else(|broken| (None, Some(broken)), |id| (Some(id), None));
-    Ran { arena, result, end, protocol, broken }
+    let Input { at: end, wants, faults, .. } = input;
+    let result = result.filter(|_| !faults.iter().any(Broken::blocks));
+    (arena.bytes, arena.extra) = (bytes, extra);
+    Ran { arena, result, end, wants, stopped, protocol, faults }
 }
 
 /// Values that exist once.
 const NONE: Id = 0;
 const TRUE: Id = 1;
 const FALSE: Id = 2;
-const EMPTY: Id = 3;
+pub(super) const EMPTY: Id = 3;
+const UNKNOWN: Id = 4;
 
-struct Machine<'a> {
-    input: Input<'a>,
-    input_len: usize,
-    arena: Arena,
+pub(super) struct Machine<'a> {
+    pub(super) input: Input<'a>,
+    pub(super) arena: Arena,
     stack: Vec<Id>,
     marks: Vec<usize>,
+    /// Whether the lower part of the stack was forgotten.
+    bottomless: bool,
     memo: HashMap<u64, Id>,
+    /// Slots of more than 64 bits, by their decimal digits.
+    wide_memo: HashMap<Vec<u8>, Id>,
     /// Text that had to be decoded; it follows the pickle in the arena.
-    extra: Vec<u8>,
+    pub(super) extra: Vec<u8>,
     items: usize,
+    /// Values that took the place of older ones.
+    replaced: usize,
     protocol: u8,
-    bytes: &'a [u8],
+    pub(super) bytes: &'a [u8],
 }
 
 impl<'a> Machine<'a> {
-    fn new(bytes: &'a [u8], at: usize) -> Machine<'a> {
-        let values = vec![Value::None, Value::Bool(true), Value::Bool(false), Value::Tuple(Span::default())];
+    fn new(bytes: &'a [u8], whole: u64, skips: bool) -> Machine<'a> {
+        let values =
+            vec![Value::None, Value::Bool(true), Value::Bool(false), Value::Tuple(Span::default()), Value::Unknown];
+        let offsets = vec![NO_OFFSET; values.len()];
         Machine {
-            input: Input::new(bytes, at),
-            input_len: bytes.len(),
-            arena: Arena { values, ..Arena::default() },
+            input: Input::new(bytes, whole, skips),
+            arena: Arena { values, offsets, ..Arena::default() },
             stack: Vec::new(),
             marks: Vec::new(),
+            bottomless: false,
             memo: HashMap::new(),
+            wide_memo: HashMap::new(),
             extra: Vec::new(),
             items: 0,
+            replaced: 0,
             protocol: 0,
             bytes,
         }
     }
 
     fn run(&mut self) -> Read<Id> {
-        let start = self.input.at;
-        if self.input_len == start {
-            return Err(self.input.broken("truncated", "the pickle is empty"));
-        }
         loop {
             match self.input.opcode()? {
-                b'.' => return self.pop(),
-                0x80 => self.protocol(start)?,
+                b'.' => {
+                    self.input.stop();
+                    return self.pop();
+                }
                 opcode => self.step(opcode)?,
             }
         }
     }
 
-    fn protocol(&mut self, start: usize) -> Read<()> {
-        let protocol = self.input.u8()?;
-        if self.input.opcode_at != start {
-            return Err(self.input.hostile("proto-misplaced", "PROTO stands within the pickle"));
+    fn step(&mut self, opcode: u8) -> Read<()> {
+        match opcode {
+            0x80 => self.protocol()?,
+            b'N' => self.push_id(NONE),
+            0x88 | 0x89 => self.push_truth(opcode == 0x88),
+            b')' => self.push_id(EMPTY),
+            b'J' | b'K' | b'M' | b'I' | b'L' | 0x8a | 0x8b => self.integer(opcode)?,
+            b'F' | b'G' => self.float(opcode)?,
+            b'X' | 0x8c | 0x8d | b'V' => self.unicode(opcode)?,
+            b'B' | b'C' | 0x8e | 0x96 => self.byte_string(opcode)?,
+            b'S' | b'T' | b'U' => self.old_string(opcode)?,
+            b'(' => self.mark(),
+            b'0' => self.pop_or_mark()?,
+            b'1' => self.pop_mark().map(drop)?,
+            b'2' => self.top().map(|top| self.push_id(top))?,
+            b't' | 0x85 | 0x86 | 0x87 => self.tuple(opcode)?,
+            b']' | b'l' => self.new_list(opcode, Value::List)?,
+            0x8f => self.new_list(opcode, Value::Set)?,
+            0x91 => self.frozen_set()?,
+            b'}' | b'd' => self.new_dict(opcode)?,
+            b'a' | b'e' | 0x90 => self.append(opcode)?,
+            b's' | b'u' => self.set_items(opcode)?,
+            b'p' | b'q' | b'r' | 0x94 => self.put(opcode)?,
+            b'g' | b'h' | b'j' => self.get(opcode)?,
+            b'c' | 0x93 => self.global(opcode)?,
+            b'R' | b'o' | b'i' | 0x81 | 0x92 => self.call(opcode)?,
+            b'b' => self.build()?,
+            b'P' | b'Q' => self.persistent(opcode)?,
+            0x95 => self.input.u64().map(|len| self.input.frame(len))?,
+            0x82..=0x84 => self.extension(opcode)?,
+            0x97 => self.out_of_band(),
+            // It makes the value on top one that cannot be written to.
+            0x98 => self.top().map(|_| self.note("out-of-band", "a buffer that is not in the file"))?,
+            other => return Err(self.input.broken("opcode", format!("the byte 0x{other:02x} is no opcode"))),
         }
-        if protocol > 5 {
-            return Err(self.input.broken("proto-version", format!("protocol {protocol}; 5 is the highest known")));
-        }
-        self.protocol = protocol;
         Ok(())
     }
 
-    fn step(&mut self, opcode: u8) -> Read<()> {
-        match opcode {
-            b'N' => self.push_id(NONE),
-            0x88 => self.push_id(TRUE),
-            0x89 => self.push_id(FALSE),
-            b')' => self.push_id(EMPTY),
-            b'J' | b'K' | b'M' | b'I' | b'L' | 0x8a | 0x8b => self.integer(opcode),
-            b'F' | b'G' => self.float(opcode),
-            b'X' | 0x8c | 0x8d | b'V' => self.unicode(opcode),
-            b'B' | b'C' | 0x8e | 0x96 => self.byte_string(opcode),
-            b'S' | b'T' | b'U' => self.old_string(opcode),
-            b'(' => self.mark(),
-            b'0' => self.pop_or_mark(),
-            b'1' => self.pop_mark().map(drop),
-            b'2' => self.top().and_then(|top| self.push_id(top)),
-            b't' | 0x85 | 0x86 | 0x87 => self.tuple(opcode),
-            b']' | b'l' => self.new_list(opcode, Value::List),
-            0x8f => self.new_list(opcode, Value::Set),
-            0x91 => self.frozen_set(),
-            b'}' | b'd' => self.new_dict(opcode),
-            b'a' | b'e' | 0x90 => self.append(opcode),
-            b's' | b'u' => self.set_items(opcode),
-            b'p' | b'q' | b'r' | 0x94 => self.put(opcode),
-            b'g' | b'h' | b'j' => self.get(opcode),
-            b'c' | 0x93 => self.global(opcode),
-            b'R' | b'o' | b'i' | 0x81 | 0x92 => self.call(opcode),
-            b'b' => self.build(),
-            b'P' | b'Q' => self.persistent(opcode),
-            0x95 => self.input.u64().and_then(|len| self.input.frame(len)),
-            0x82..=0x84 => Err(self.input.hostile("extension", "an extension code: a name hidden in a registry")),
-            0x97 | 0x98 => Err(self.input.broken("out-of-band", "a buffer that is not in the file")),
-            other => Err(self.input.broken("opcode", format!("the byte 0x{other:02x} is no opcode"))),
+    fn protocol(&mut self) -> Read<()> {
+        self.protocol = self.input.u8()?;
+        if self.input.opcode_at != 0 {
+            self.note_hostile("proto-misplaced", "PROTO stands within the pickle");
         }
+        if self.protocol > 5 {
+            self.note("proto-version", format!("protocol {}; 5 is the highest known", self.protocol));
+        }
+        Ok(())
+    }
+
+    pub(super) fn note(&mut self, rule: &'static str, what: impl Into<String>) {
+        self.input.note(self.input.broken(rule, what));
+    }
+
+    pub(super) fn note_hostile(&mut self, rule: &'static str, what: impl Into<String>) {
+        self.input.note(self.input.hostile(rule, what));
+    }
+
+    pub(super) fn note_limit(&mut self, what: &str, limit: usize) {
+        self.note_hostile("resource-limit", format!("more than {limit} {what}"));
     }
 
     // ---- the stack
 
-    fn push(&mut self, value: Value) -> Read<()> {
-        let id = self.add(value)?;
-        self.push_id(id)
+    pub(super) fn push(&mut self, value: Value) {
+        let id = self.add(value);
+        self.push_id(id);
     }
 
-    fn add(&mut self, value: Value) -> Read<Id> {
-        let id = self.arena.values.len();
-        if id >= MAX_VALUES {
-            return Err(self.too_many("values", MAX_VALUES));
+    pub(super) fn add(&mut self, value: Value) -> Id {
+        let offset = self.offset();
+        let mut at = self.arena.values.len();
+        if at < MAX_VALUES {
+            self.arena.values.push(value);
+            self.arena.offsets.push(offset);
+        } else {
+            self.note_limit("values", MAX_VALUES);
+            at = MAX_VALUES - NEWEST + self.replaced % NEWEST;
+            self.replaced += 1;
+            if let (Some(old), Some(old_offset)) = (self.arena.values.get_mut(at), self.arena.offsets.get_mut(at)) {
+                (*old, *old_offset) = (value, offset);
+            }
         }
-        self.arena.values.push(value);
-        Ok(u32::try_from(id).unwrap_or(u32::MAX))
+        Id::try_from(at).unwrap_or(UNKNOWN)
     }
 
-    fn push_id(&mut self, id: Id) -> Read<()> {
+    pub(super) fn push_id(&mut self, id: Id) {
         if self.stack.len() >= MAX_STACK {
-            return Err(self.too_many("values on the stack", MAX_STACK));
+            self.note_limit("values on the stack", MAX_STACK);
+            let forgotten = MAX_STACK / 2;
+            self.stack.drain(..forgotten);
+            self.marks.iter_mut().for_each(|mark| *mark = mark.saturating_sub(forgotten));
+            self.bottomless = true;
         }
         self.stack.push(id);
-        Ok(())
     }
 
-    fn too_many(&self, what: &str, limit: usize) -> Broken {
-        self.input.hostile("resource-limit", format!("more than {limit} {what}"))
+    pub(super) fn push_unknown(&mut self) {
+        self.push_id(UNKNOWN);
     }
 
-    fn floor(&self) -> usize {
-        self.marks.last().copied().unwrap_or(0)
+    pub(super) fn push_truth(&mut self, truth: bool) {
+        self.push_id(if truth { TRUE } else { FALSE });
     }
 
-    fn pop(&mut self) -> Read<Id> {
-        let popped = if self.stack.len() > self.floor() { self.stack.pop() } else { None };
-        popped.ok_or_else(|| self.input.broken("stack-underflow", "an opcode takes a value that is not there"))
+    /// The value on top, above the last mark.
+    pub(super) fn top(&self) -> Read<Id> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.last() {
+            Some(top) if self.stack.len() > floor => Ok(*top),
+            _ if self.bottomless && floor == 0 => Ok(UNKNOWN),
+            _ => Err(self.input.broken("stack-underflow", "an opcode takes a value that is not there")),
+        }
     }
 
-    fn top(&self) -> Read<Id> {
-        let above = self.stack.get(self.floor()..).unwrap_or_default();
-        above.last().copied().ok_or_else(|| self.input.broken("stack-underflow", "an opcode looks at an empty stack"))
+    pub(super) fn pop(&mut self) -> Read<Id> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
     }
 
-    fn mark(&mut self) -> Read<()> {
+    fn mark(&mut self) {
         if self.marks.len() >= MAX_STACK {
-            return Err(self.too_many("marks", MAX_STACK));
+            self.note_limit("marks", MAX_STACK);
+            self.marks.drain(..MAX_STACK / 2);
+            self.bottomless = true;
         }
         self.marks.push(self.stack.len());
-        Ok(())
     }
 
     fn pop_or_mark(&mut self) -> Read<()> {
@@ -186,355 +239,164 @@ impl<'a> Machine<'a> {
     }
 
     /// The values above the last mark.
-    fn pop_mark(&mut self) -> Read<Vec<Id>> {
-        let Some(mark) = self.marks.pop() else {
-            return Err(self.input.broken("mark-missing", "an opcode looks for a mark that is not there"));
-        };
-        Ok(self.stack.split_off(mark.min(self.stack.len())))
+    pub(super) fn pop_mark(&mut self) -> Read<Vec<Id>> {
+        match self.marks.pop() {
+            Some(mark) => Ok(self.stack.split_off(mark.min(self.stack.len()))),
+            None if self.bottomless => Ok(std::mem::take(&mut self.stack)),
+            None => Err(self.input.broken("mark-missing", "an opcode looks for a mark that is not there")),
+        }
     }
 
-    /// Counts items of containers.
-    fn count(&mut self, items: usize) -> Read<()> {
-        self.items = self.items.saturating_add(items);
-        if self.items > MAX_ITEMS { Err(self.too_many("items", MAX_ITEMS)) } else { Ok(()) }
+    /// Counts items of containers. Those above the limit are not kept.
+    pub(super) fn count(&mut self, items: usize) -> bool {
+        let fits = self.items.saturating_add(items) <= MAX_ITEMS;
+        if fits {
+            self.items += items;
+        } else {
+            self.note_limit("items", MAX_ITEMS);
+        }
+        fits
     }
 
-    fn demand_room_for_container(&self) -> Read<()> {
+    pub(super) fn has_room(&mut self) -> bool {
         let containers = self.arena.lists.len() + self.arena.dicts.len() + self.arena.calls.len();
-        if containers >= MAX_CONTAINERS { Err(self.too_many("containers", MAX_CONTAINERS)) } else { Ok(()) }
-    }
-
-    // ---- plain values
-
-    fn integer(&mut self, opcode: u8) -> Read<()> {
-        let number = match opcode {
-            b'J' => i64::from(self.input.i32()?),
-            b'K' => i64::from(self.input.u8()?),
-            b'M' => i64::from(self.input.u16()?),
-            b'I' | b'L' => return self.decimal(opcode),
-            _ => return self.long(opcode),
-        };
-        self.push(Value::Int(number))
-    }
-
-    fn long(&mut self, opcode: u8) -> Read<()> {
-        let len = if opcode == 0x8a { i64::from(self.input.u8()?) } else { i64::from(self.input.i32()?) };
-        let Ok(len) = u64::try_from(len) else {
-            return Err(self.input.broken("number-range", format!("an integer of {len} bytes")));
-        };
-        let span = self.input.span(len)?;
-        let taken = self.slice(span);
-        match text::small(taken) {
-            Some(small) => self.push(Value::Int(small)),
-            None if taken.len() > MAX_INTEGER_BYTES => Err(self.too_wide(taken.len() <= 256)),
-            None => self.push(Value::Big(span)),
+        if containers >= MAX_CONTAINERS {
+            self.note_limit("containers", MAX_CONTAINERS);
         }
-    }
-
-    fn too_wide(&self, harmless: bool) -> Broken {
-        let bits = MAX_INTEGER_BYTES * 8;
-        let what = format!("an integer of more than {bits} bits");
-        if harmless { self.input.broken("integer-limit", what) } else { self.input.hostile("integer-limit", what) }
-    }
-
-    fn decimal(&mut self, opcode: u8) -> Read<()> {
-        let line = self.input.line()?;
-        let line = self.slice(line);
-        let digits = match (opcode, line) {
-            (b'I', b"01") => return self.push_id(TRUE),
-            (b'I', b"00") => return self.push_id(FALSE),
-            (b'L', [digits @ .., b'L']) => digits,
-            (_, digits) => digits,
-        };
-        match text::decimal(digits.trim_ascii(), MAX_INTEGER_BYTES) {
-            Decimal::Small(number) => self.push(Value::Int(number)),
-            Decimal::Big(bytes) => {
-                let span = self.keep(&bytes);
-                self.push(Value::Big(span))
-            }
-            Decimal::TooWide => Err(self.too_wide(false)),
-            Decimal::NotANumber => Err(self.input.broken("number-range", "an integer that is none")),
-        }
-    }
-
-    fn float(&mut self, opcode: u8) -> Read<()> {
-        if opcode == b'G' {
-            let number = f64::from_be_bytes(self.input.array()?);
-            return self.push(Value::Float(number));
-        }
-        let line = self.input.line()?;
-        let number = std::str::from_utf8(self.slice(line)).ok().and_then(|text| text.trim().parse().ok());
-        let number = number.ok_or_else(|| self.input.broken("number-range", "a number that is none"))?;
-        self.push(Value::Float(number))
-    }
-
-    fn unicode(&mut self, opcode: u8) -> Read<()> {
-        if opcode == b'V' {
-            let line = self.input.line()?;
-            let text = text::raw_unicode(self.slice(line)).ok_or_else(|| self.not_text())?;
-            let span = self.keep(text.as_bytes());
-            return self.push(Value::Text(span));
-        }
-        let len = match opcode {
-            b'X' => u64::from(self.input.u32()?),
-            0x8c => u64::from(self.input.u8()?),
-            _ => self.input.u64()?,
-        };
-        let span = self.input.span(len)?;
-        std::str::from_utf8(self.slice(span)).map_err(|_| self.not_text())?;
-        self.push(Value::Text(span))
-    }
-
-    fn not_text(&self) -> Broken {
-        self.input.broken("text-encoding", "text that is not UTF-8")
-    }
-
-    fn byte_string(&mut self, opcode: u8) -> Read<()> {
-        let len = match opcode {
-            b'B' => u64::from(self.input.u32()?),
-            b'C' => u64::from(self.input.u8()?),
-            _ => self.input.u64()?,
-        };
-        let span = self.input.span(len)?;
-        self.push(Value::Bytes(span))
-    }
-
-    /// Strings of Python 2: text where they are UTF-8, bytes otherwise.
-    fn old_string(&mut self, opcode: u8) -> Read<()> {
-        let span = match opcode {
-            b'S' => {
-                let line = self.input.line()?;
-                let inner = text::unquote(self.slice(line).trim_ascii());
-                let inner = inner.ok_or_else(|| self.input.broken("text-encoding", "a string that is not quoted"))?;
-                self.keep(&inner)
-            }
-            b'T' => {
-                let len = self.input.i32()?;
-                let negative = || self.input.broken("number-range", format!("a string of {len} bytes"));
-                let len = u64::try_from(len).map_err(|_| negative())?;
-                self.input.span(len)?
-            }
-            _ => {
-                let len = self.input.u8()?;
-                self.input.span(len.into())?
-            }
-        };
-        let is_text = std::str::from_utf8(self.slice(span)).is_ok();
-        self.push(if is_text { Value::Text(span) } else { Value::Bytes(span) })
-    }
-
-    /// The bytes of a span: of the pickle, or of what was decoded.
-    fn slice(&self, span: Span) -> &[u8] {
-        let (start, len) = (span.start as usize, span.len as usize);
-        match start.checked_sub(self.input_len) {
-            None => self.bytes.get(start..start + len).unwrap_or_default(),
-            Some(start) => self.extra.get(start..start + len).unwrap_or_default(),
-        }
-    }
-
-    /// Keeps decoded bytes: never longer than what they were decoded from.
-    fn keep(&mut self, bytes: &[u8]) -> Span {
-        let start = u32::try_from(self.input_len + self.extra.len()).unwrap_or(u32::MAX);
-        self.extra.extend_from_slice(bytes);
-        Span { start, len: u32::try_from(bytes.len()).unwrap_or(0) }
-    }
-
-    // ---- containers
-
-    fn tuple(&mut self, opcode: u8) -> Read<()> {
-        let items = match opcode {
-            b't' => self.pop_mark()?,
-            fixed => self.pop_many(usize::from(fixed - 0x84))?,
-        };
-        if items.is_empty() {
-            return self.push_id(EMPTY);
-        }
-        let span = self.store(&items)?;
-        self.push(Value::Tuple(span))
-    }
-
-    fn pop_many(&mut self, count: usize) -> Read<Vec<Id>> {
-        let mut items = Vec::with_capacity(count);
-        for _ in 0..count {
-            items.push(self.pop()?);
-        }
-        items.reverse();
-        Ok(items)
-    }
-
-    fn store(&mut self, items: &[Id]) -> Read<Span> {
-        self.count(items.len())?;
-        let start = u32::try_from(self.arena.items.len()).unwrap_or(u32::MAX);
-        self.arena.items.extend_from_slice(items);
-        Ok(Span { start, len: u32::try_from(items.len()).unwrap_or(0) })
-    }
-
-    fn frozen_set(&mut self) -> Read<()> {
-        let items = self.pop_mark()?;
-        let span = self.store(&items)?;
-        self.push(Value::FrozenSet(span))
-    }
-
-    fn new_list(&mut self, opcode: u8, kind: fn(u32) -> Value) -> Read<()> {
-        let items = if opcode == b'l' { self.pop_mark()? } else { Vec::new() };
-        self.count(items.len())?;
-        let at = self.add_list(items)?;
-        self.push(kind(at))
-    }
-
-    fn add_list(&mut self, items: Vec<Id>) -> Read<u32> {
-        self.demand_room_for_container()?;
-        self.arena.lists.push(items);
-        Ok(u32::try_from(self.arena.lists.len() - 1).unwrap_or(u32::MAX))
-    }
-
-    fn add_dict(&mut self, pairs: Vec<(Id, Id)>) -> Read<u32> {
-        self.demand_room_for_container()?;
-        self.arena.dicts.push(pairs);
-        Ok(u32::try_from(self.arena.dicts.len() - 1).unwrap_or(u32::MAX))
-    }
-
-    fn new_dict(&mut self, opcode: u8) -> Read<()> {
-        let pairs = if opcode == b'd' { self.pop_pairs()? } else { Vec::new() };
-        self.count(pairs.len() * 2)?;
-        let at = self.add_dict(pairs)?;
-        self.push(Value::Dict(at))
-    }
-
-    fn pop_pairs(&mut self) -> Read<Vec<(Id, Id)>> {
-        let items = self.pop_mark()?;
-        let pairs = items.chunks_exact(2).filter_map(|pair| Some((*pair.first()?, *pair.last()?)));
-        match items.len() % 2 {
-            0 => Ok(pairs.collect()),
-            _ => Err(self.input.broken("stack-shape", format!("{} values where pairs must be", items.len()))),
-        }
-    }
-
-    fn append(&mut self, opcode: u8) -> Read<()> {
-        let items = if opcode == b'a' { vec![self.pop()?] } else { self.pop_mark()? };
-        self.count(items.len())?;
-        let target = self.top()?;
-        let list = match (self.arena.get(target), opcode) {
-            (Value::Set(list), 0x90) => list,
-            (Value::List(list), b'a' | b'e') => list,
-            (Value::Call(call), _) => self.list_of_call(call)?,
-            _ => return Err(self.input.broken("append-target", "items are appended to what is no list")),
-        };
-        if let Some(list) = self.arena.lists.get_mut(list as usize) {
-            list.extend(items);
-        }
-        Ok(())
-    }
-
-    fn set_items(&mut self, opcode: u8) -> Read<()> {
-        let pairs = match opcode {
-            b'u' => self.pop_pairs()?,
-            _ => {
-                let pair = self.pop_many(2)?;
-                pair.first().copied().zip(pair.last().copied()).into_iter().collect()
-            }
-        };
-        self.count(pairs.len() * 2)?;
-        let target = self.top()?;
-        let dict = match self.arena.get(target) {
-            Value::Dict(dict) => dict,
-            Value::Call(call) => self.dict_of_call(call)?,
-            _ => return Err(self.input.broken("setitem-target", "items are set on what is no dictionary")),
-        };
-        if let Some(dict) = self.arena.dicts.get_mut(dict as usize) {
-            dict.extend(pairs);
-        }
-        Ok(())
-    }
-
-    fn list_of_call(&mut self, call: u32) -> Read<u32> {
-        if let Some(list) = self.arena.calls.get(call as usize).and_then(|call| call.list) {
-            return Ok(list);
-        }
-        let list = self.add_list(Vec::new())?;
-        if let Some(call) = self.arena.calls.get_mut(call as usize) {
-            call.list = Some(list);
-        }
-        Ok(list)
-    }
-
-    fn dict_of_call(&mut self, call: u32) -> Read<u32> {
-        if let Some(dict) = self.arena.calls.get(call as usize).and_then(|call| call.dict) {
-            return Ok(dict);
-        }
-        let dict = self.add_dict(Vec::new())?;
-        if let Some(call) = self.arena.calls.get_mut(call as usize) {
-            call.dict = Some(dict);
-        }
-        Ok(dict)
+        containers < MAX_CONTAINERS
     }
 
     // ---- the memo
 
     fn put(&mut self, opcode: u8) -> Read<()> {
+        let used = self.memo.len() + self.wide_memo.len();
         let slot = match opcode {
             b'p' => self.slot()?,
-            b'q' => self.input.u8()?.into(),
-            b'r' => self.input.u32()?.into(),
-            _ => self.memo.len() as u64,
+            b'q' => Ok(self.input.u8()?.into()),
+            b'r' => Ok(self.input.u32()?.into()),
+            _ => Ok(used as u64),
         };
-        if slot > self.input_len as u64 + MEMO_SLACK {
-            return Err(self
-                .input
-                .hostile("memo-index", format!("memo slot {slot} in a pickle of {} bytes", self.input_len)));
-        }
-        if self.memo.len() >= MAX_MEMO {
-            return Err(self.too_many("memo entries", MAX_MEMO));
-        }
         let top = self.top()?;
-        self.memo.insert(slot, top);
+        let len = self.input.whole;
+        if !slot.as_ref().is_ok_and(|slot| *slot <= len.saturating_add(MEMO_SLACK)) {
+            let shown = slot.as_ref().map_or("of more than 64 bits".to_owned(), u64::to_string);
+            self.note_hostile("memo-index", format!("memo slot {shown} in a pickle of {len} bytes"));
+        }
+        if used >= MAX_MEMO {
+            self.note_limit("memo entries", MAX_MEMO);
+            return Ok(());
+        }
+        match slot {
+            Ok(slot) => self.memo.insert(slot, top),
+            Err(digits) => self.wide_memo.insert(digits, top),
+        };
         Ok(())
     }
 
     fn get(&mut self, opcode: u8) -> Read<()> {
         let slot = match opcode {
             b'g' => self.slot()?,
-            b'h' => self.input.u8()?.into(),
-            _ => self.input.u32()?.into(),
+            b'h' => Ok(self.input.u8()?.into()),
+            _ => Ok(self.input.u32()?.into()),
         };
-        match self.memo.get(&slot) {
-            Some(&id) => self.push_id(id),
-            None => Err(self.input.broken("memo-missing", format!("memo slot {slot} was never set"))),
+        let found = match &slot {
+            Ok(slot) => self.memo.get(slot),
+            Err(digits) => self.wide_memo.get(digits),
+        };
+        let found = found.copied();
+        if found.is_none() {
+            // An unpickler that reads several pickles may keep its memo.
+            let shown = slot.map_or("of more than 64 bits".to_owned(), |slot| slot.to_string());
+            self.note("memo-missing", format!("memo slot {shown} was never set"));
         }
+        self.push_id(found.unwrap_or(UNKNOWN));
+        Ok(())
     }
 
-    fn slot(&mut self) -> Read<u64> {
+    /// A slot in decimal; its digits where it has more than 64 bits.
+    fn slot(&mut self) -> Read<Result<u64, Vec<u8>>> {
         let line = self.input.line()?;
-        let slot = std::str::from_utf8(self.slice(line)).ok().and_then(|text| text.trim().parse().ok());
-        slot.ok_or_else(|| self.input.broken("number-range", "a memo slot that is no number"))
+        let Some((false, digits)) = text::slot(self.slice(line)) else {
+            return Err(self.input.broken("number-range", "a memo slot that is none"));
+        };
+        let small = std::str::from_utf8(&digits).ok().and_then(|digits| format!("0{digits}").parse().ok());
+        Ok(small.ok_or(digits))
     }
 
     // ---- names and calls
 
     fn global(&mut self, opcode: u8) -> Read<()> {
         if opcode == b'c' {
-            let (module, name) = (self.input.line()?, self.input.line()?);
-            return self.push_global(module, name, "GLOBAL");
+            let (module, name) = (self.name()?, self.name()?);
+            self.push_global(module, name, "GLOBAL");
+            return Ok(());
         }
         let (name, module) = (self.pop()?, self.pop()?);
-        match (self.arena.get(module), self.arena.get(name)) {
-            (Value::Text(module), Value::Text(name)) => self.push_global(module, name, "STACK_GLOBAL"),
-            _ => Err(self.input.hostile("global-not-string", "the name of a global is no text")),
+        let values = [module, name].map(|id| self.arena.get(id));
+        if !matches!(values, [Value::Text(_), Value::Text(_)]) {
+            self.note_hostile("global-not-string", "the name of a global is no text that stands in the pickle");
+        }
+        match values.map(|value| self.text(value)) {
+            [Some(module), Some(name)] => self.push_global(module, name, "STACK_GLOBAL"),
+            _ => self.push_unknown(),
+        }
+        Ok(())
+    }
+
+    /// What some unpickler takes for text.
+    fn text(&mut self, value: Value) -> Option<Span> {
+        match value {
+            Value::Text(span) => Some(span),
+            Value::Bytes(span) => self.latin1(span),
+            _ => None,
         }
     }
 
-    fn push_global(&mut self, module: Span, name: Span, opcode: &'static str) -> Read<()> {
-        if [module, name].iter().any(|&span| std::str::from_utf8(self.slice(span)).is_err()) {
-            return Err(self.not_text());
+    /// A line that is a name.
+    fn name(&mut self) -> Read<Span> {
+        let line = self.input.line()?;
+        match std::str::from_utf8(self.slice(line)) {
+            Ok(_) => Ok(line),
+            Err(_) => Err(self.input.broken("text-encoding", "a name that is not UTF-8")),
         }
-        let at = u32::try_from(self.arena.globals.len()).unwrap_or(u32::MAX);
-        let id = self.add(Value::Global(at))?;
+    }
+
+    fn push_global(&mut self, module: Span, name: Span, opcode: &'static str) {
+        let known = self.arena.globals.len();
+        if known >= MAX_GLOBALS {
+            self.note_limit("globals", MAX_GLOBALS);
+            if known >= 2 * MAX_GLOBALS || self.danger(module, name) != Danger::Dangerous {
+                return self.push_unknown();
+            }
+        }
+        let id = self.add(Value::Global(u32::try_from(known).unwrap_or(u32::MAX)));
         self.arena.globals.push(Global { module, name, offset: self.offset(), opcode, id });
-        self.push_id(id)
+        self.push_id(id);
+    }
+
+    fn danger(&self, module: Span, name: Span) -> Danger {
+        let text = |span| std::str::from_utf8(self.slice(span)).unwrap_or_default();
+        globals::danger(text(module), text(name))
     }
 
     fn offset(&self) -> u32 {
-        u32::try_from(self.input.opcode_at).unwrap_or(u32::MAX)
+        u32::try_from(self.input.opcode_at).unwrap_or(NO_OFFSET)
+    }
+
+    fn extension(&mut self, opcode: u8) -> Read<()> {
+        let code = match opcode {
+            0x82 => self.input.u8()?.into(),
+            0x83 => self.input.u16()?.into(),
+            _ => self.input.i32()?,
+        };
+        self.note_hostile("extension", format!("extension code {code}: a name hidden in a registry"));
+        self.push_unknown();
+        Ok(())
+    }
+
+    fn out_of_band(&mut self) {
+        self.note("out-of-band", "a buffer that is not in the file");
+        self.push_unknown();
     }
 
     fn call(&mut self, opcode: u8) -> Read<()> {
@@ -544,29 +406,26 @@ impl<'a> Machine<'a> {
             0x92 => {
                 let keywords = self.pop()?;
                 let (function, positional, opcode) = self.pop_call("NEWOBJ_EX")?;
-                let span = self.store(&[positional, keywords])?;
-                (function, self.add(Value::Tuple(span))?, opcode)
+                (function, self.add_tuple(&[positional, keywords]), opcode)
             }
             b'i' => {
-                let (module, name) = (self.input.line()?, self.input.line()?);
+                let (module, name) = (self.name()?, self.name()?);
+                // One of Python's unpicklers imports before it looks for the mark.
+                self.push_global(module, name, "INST");
+                let class = self.pop()?;
                 let arguments = self.pop_mark()?;
-                self.push_global(module, name, "INST")?;
-                (self.pop()?, self.add_tuple(&arguments)?, "INST")
+                (class, self.add_tuple(&arguments), "INST")
             }
             _ => {
-                let mut arguments = self.pop_mark()?;
-                if arguments.is_empty() {
+                let arguments = self.pop_mark()?;
+                let Some((class, arguments)) = arguments.split_first() else {
                     return Err(self.input.broken("stack-underflow", "OBJ without a class"));
-                }
-                (arguments.remove(0), self.add_tuple(&arguments)?, "OBJ")
+                };
+                (*class, self.add_tuple(arguments), "OBJ")
             }
         };
-        self.push_call(function, arguments, opcode)
-    }
-
-    fn add_tuple(&mut self, items: &[Id]) -> Read<Id> {
-        let span = self.store(items)?;
-        self.add(Value::Tuple(span))
+        self.push_call(function, arguments, opcode);
+        Ok(())
     }
 
     fn pop_call(&mut self, opcode: &'static str) -> Read<(Id, Id, &'static str)> {
@@ -574,41 +433,53 @@ impl<'a> Machine<'a> {
         Ok((function, arguments, opcode))
     }
 
-    fn push_call(&mut self, function: Id, arguments: Id, opcode: &'static str) -> Read<()> {
-        if !matches!(self.arena.get(function), Value::Global(_) | Value::Call(_)) {
-            return Err(self.input.broken("argument-type", "what is called is neither a name nor made by a call"));
+    fn push_call(&mut self, function: Id, arguments: Id, opcode: &'static str) {
+        let callable = matches!(
+            self.arena.get(function),
+            Value::Global(_) | Value::Call(_) | Value::Persistent(_) | Value::Unknown
+        );
+        if !callable {
+            self.note("argument-type", "what is called is neither a name nor made by a call");
         }
         if !matches!(self.arena.get(arguments), Value::Tuple(_)) {
-            return Err(self.input.broken("argument-type", "the arguments of a call are no tuple"));
+            self.note("argument-type", "the arguments of a call are no tuple");
         }
-        self.demand_room_for_container()?;
-        let at = u32::try_from(self.arena.calls.len()).unwrap_or(u32::MAX);
-        let id = self.add(Value::Call(at))?;
+        if !self.has_room() {
+            return self.push_unknown();
+        }
+        let id = self.add(Value::Call(u32::try_from(self.arena.calls.len()).unwrap_or(u32::MAX)));
         let offset = self.offset();
         self.arena.calls.push(Call { function, arguments, state: None, list: None, dict: None, offset, opcode, id });
-        self.push_id(id)
+        self.push_id(id);
     }
 
     fn build(&mut self) -> Read<()> {
         let (state, target) = (self.pop()?, self.top()?);
-        let Value::Call(call) = self.arena.get(target) else {
-            return Err(self.input.broken("build-target", "a state is given to what no call has made"));
-        };
-        let Some(call) = self.arena.calls.get_mut(call as usize) else { return Ok(()) };
-        if call.state.replace(state).is_some() {
-            return Err(self.input.hostile("build-target", "a state is given twice"));
+        match self.arena.get(target) {
+            Value::Call(call) => {
+                let call = self.arena.calls.get_mut(call as usize);
+                if call.is_some_and(|call| call.state.replace(state).is_some()) {
+                    self.note_hostile("build-target", "a state is given twice");
+                }
+            }
+            Value::Global(_) => {
+                self.note_hostile("build-target", "a state is given to a name: it would change what the name means");
+            }
+            Value::Unknown => {}
+            _ => self.note("build-target", "a state is given to what no call has made"),
         }
         Ok(())
     }
 
     fn persistent(&mut self, opcode: u8) -> Read<()> {
-        if opcode == b'Q' {
-            let id = self.pop()?;
-            return self.push(Value::Persistent(id));
-        }
-        let line = self.input.line()?;
-        std::str::from_utf8(self.slice(line)).map_err(|_| self.not_text())?;
-        let id = self.add(Value::Text(line))?;
-        self.push(Value::Persistent(id))
+        let id = match opcode {
+            b'Q' => self.pop()?,
+            _ => {
+                let line = self.name()?;
+                self.add(Value::Text(line))
+            }
+        };
+        self.push(Value::Persistent(id));
+        Ok(())
     }
 }

@@ -3,11 +3,14 @@
 //! What Python would call is kept as a [`Call`] with its arguments; a class is a name ([`Global`]). Values lie in one
 //! [`Arena`] and are meant by number, so that sharing costs nothing, cycles can be seen, and dropping does not recurse. Every
 //! global and call that was ever pushed stays listed, also when it was popped again. It never looks a class up, never allocates
-//! on the word of a length, and opens nothing. `machine` runs, `walk` finds what the result reaches, `globals` grades names,
-//! `preview` puts values in words.
+//! on the word of a length, and opens nothing. `machine` runs, `walk` finds what the result reaches, `keys` compares keys,
+//! `globals` grades names, `preview` puts values in words.
 
+mod containers;
 pub(crate) mod globals;
 mod input;
+mod keys;
+mod literals;
 mod machine;
 mod preview;
 #[cfg(test)]
@@ -16,8 +19,10 @@ mod text;
 mod walk;
 
 pub use globals::Danger;
-pub use machine::run;
+pub use machine::{run, run_skipping};
 pub use walk::{Walk, walk};
+
+use super::finding::Severity;
 
 /// The longest pickle that is read, in bytes.
 pub const MAX_PICKLE_BYTES: u64 = 512 << 20;
@@ -27,18 +32,20 @@ pub(crate) const MAX_MEMO: usize = 4 << 20;
 pub(crate) const MAX_CONTAINERS: usize = 4 << 20;
 pub(crate) const MAX_ITEMS: usize = 32 << 20;
 pub(crate) const MAX_STACK: usize = 4 << 20;
+/// Names that are kept; above it only those that are known to run code are, and as many again.
+pub(crate) const MAX_GLOBALS: usize = 1 << 20;
 /// Containers inside each other that are followed.
 pub const MAX_DEPTH: usize = 1000;
 /// Values that a walk meets when shared ones count each time.
 pub(crate) const MAX_EXPANDED: u64 = 64 << 20;
-/// The widest integer that is kept exactly, in bytes.
+/// The widest integer that is no finding, in bytes.
 pub(crate) const MAX_INTEGER_BYTES: usize = 128;
 
 /// The number of a value in its [`Arena`].
 pub type Id = u32;
 
 /// A range of the arena's text or items.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Span {
     pub(crate) start: u32,
     pub(crate) len: u32,
@@ -77,6 +84,8 @@ pub enum Value {
     Persistent(Id),
     /// Something that Python would call.
     Call(u32),
+    /// What only running the pickle would tell. Where there is one the pickle is refused.
+    Unknown,
 }
 
 /// A name that Python would import.
@@ -107,25 +116,39 @@ pub struct Call {
     pub(crate) id: Id,
 }
 
-/// Why a pickle was not read to its end.
+/// What is wrong with a pickle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     /// The stable name of the rule.
     pub rule: &'static str,
-    /// Whether only someone who means harm writes so; otherwise it is damage.
-    pub suspicious: bool,
-    /// Offset in bytes of the opcode.
-    pub offset: u64,
+    /// Suspicious where only someone who means harm writes so; otherwise it is damage, or merely odd.
+    pub severity: Severity,
+    /// Offset in bytes of the opcode, where it is about one.
+    pub offset: Option<u64>,
     /// What is wrong, in words.
     pub what: String,
 }
 
+impl Broken {
+    /// Whether there is no result because of it.
+    pub fn blocks(&self) -> bool {
+        self.severity.blocks()
+    }
+}
+
+/// The offset of values that no opcode made.
+pub(crate) const NO_OFFSET: u32 = u32::MAX;
+
 /// All values of one pickle.
 #[derive(Debug, Default)]
 pub struct Arena {
-    /// The pickle, and after it text that had to be decoded.
+    /// The pickle.
     pub(crate) bytes: Vec<u8>,
+    /// Text that had to be decoded: it counts as standing behind the pickle.
+    pub(crate) extra: Vec<u8>,
     pub(crate) values: Vec<Value>,
+    /// Offset in bytes of the opcode that made each value.
+    pub(crate) offsets: Vec<u32>,
     pub(crate) items: Vec<Id>,
     pub(crate) lists: Vec<Vec<Id>>,
     pub(crate) dicts: Vec<Vec<(Id, Id)>>,
@@ -138,14 +161,24 @@ pub struct Arena {
 pub struct Ran {
     /// Every value that was pushed.
     pub arena: Arena,
-    /// The result, unless the pickle broke.
+    /// The result, unless something is wrong.
     pub result: Option<Id>,
     /// One past its last byte.
     pub end: usize,
+    /// Bytes that it would have at least, where it ended too early.
+    pub wants: u64,
+    /// Whether it was read to its STOP.
+    pub stopped: bool,
     /// The protocol that it states; 0 where it states none.
     pub protocol: u8,
-    /// Why it broke.
-    pub broken: Option<Broken>,
+    /// What is wrong, the first of each kind.
+    pub faults: Vec<Broken>,
+}
+
+fn of_span<'a>(bytes: &'a [u8], extra: &'a [u8], span: Span) -> &'a [u8] {
+    let start = span.start as usize;
+    let (bytes, start) = start.checked_sub(bytes.len()).map_or((bytes, start), |start| (extra, start));
+    bytes.get(start..start.saturating_add(span.len as usize)).unwrap_or_default()
 }
 
 impl Arena {
@@ -154,10 +187,14 @@ impl Arena {
         self.values.get(id as usize).copied().unwrap_or(Value::None)
     }
 
+    /// Offset in bytes of the opcode that made the value, where one did.
+    pub fn offset(&self, id: Id) -> Option<u64> {
+        self.offsets.get(id as usize).filter(|offset| **offset != NO_OFFSET).map(|offset| (*offset).into())
+    }
+
     /// The bytes of a span.
     pub fn bytes(&self, span: Span) -> &[u8] {
-        let start = span.start as usize;
-        self.bytes.get(start..start.saturating_add(span.len as usize)).unwrap_or_default()
+        of_span(&self.bytes, &self.extra, span)
     }
 
     /// The text of a span: checked when it was pushed.

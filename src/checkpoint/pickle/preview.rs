@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Arena, Id, Value};
+use super::{Arena, Id, MAX_INTEGER_BYTES, Value, text};
 
 /// Characters of a preview, and of one text in it.
 const MOST_CHARS: usize = 120;
@@ -20,11 +20,6 @@ impl Arena {
         }
     }
 
-    /// `module.name` of a global.
-    pub fn dotted(&self, id: Id) -> Option<String> {
-        self.as_global(id).map(|(module, name)| format!("{module}.{name}"))
-    }
-
     fn write(&self, id: Id, depth: usize, out: &mut String) {
         if depth == 0 || out.len() > MOST_CHARS * 4 {
             return out.push('…');
@@ -34,7 +29,10 @@ impl Arena {
             Value::Bool(true) => out.push_str("True"),
             Value::Bool(false) => out.push_str("False"),
             Value::Int(number) => _ = write!(out, "{number}"),
-            Value::Big(span) => _ = write!(out, "an integer of {} bytes", span.len),
+            Value::Big(span) if span.len as usize > MAX_INTEGER_BYTES => {
+                let _ = write!(out, "an integer of {} bytes", span.len);
+            }
+            Value::Big(span) => out.push_str(&text::written(self.bytes(span))),
             Value::Float(number) => _ = write!(out, "{number:?}"),
             Value::Text(span) => {
                 let text: String = self.text(span).chars().take(MOST_TEXT_CHARS).collect();
@@ -44,7 +42,13 @@ impl Arena {
             Value::Tuple(span) | Value::FrozenSet(span) => self.write_all(self.items(span), ['(', ')'], depth, out),
             Value::List(list) | Value::Set(list) => self.write_all(self.list(list), ['[', ']'], depth, out),
             Value::Dict(dict) => _ = write!(out, "{{{} entries}}", self.dict(dict).len()),
-            Value::Global(_) => out.push_str(&self.dotted(id).unwrap_or_default()),
+            Value::Unknown => out.push('?'),
+            Value::Global(_) => {
+                let (module, name) = self.as_global(id).unwrap_or_default();
+                out.extend(module.chars().take(MOST_CHARS));
+                out.push('.');
+                out.extend(name.chars().take(MOST_CHARS));
+            }
             Value::Persistent(inner) => self.write(inner, depth - 1, out),
             Value::Call(_) => {
                 if let Some(call) = self.as_call(id) {

@@ -1,8 +1,7 @@
 //! What the result of a pickle reaches: without recursion, each value once, cycles and excess found on the way.
 
-use std::collections::HashSet;
-
-use super::{Arena, Broken, Call, Id, MAX_DEPTH, MAX_EXPANDED, Value};
+use super::{Arena, Broken, Call, Id, MAX_DEPTH, MAX_EXPANDED, Value, keys};
+use crate::checkpoint::finding::Severity;
 
 /// What was found on the way.
 #[derive(Debug, Default)]
@@ -28,8 +27,10 @@ pub fn walk(arena: &Arena, root: Id) -> Walk {
         finished: vec![false; arena.values.len()],
         expanded: vec![0; arena.values.len()],
     };
-    let broken = walker.run(root).err().or_else(|| walker.check_keys().err());
-    Walk { reached: walker.reached, broken }
+    let broken = walker.run(root).err();
+    let walk = Walk { reached: walker.reached, broken };
+    let broken = walk.broken.clone().or_else(|| keys::check(arena, &walk).err());
+    Walk { broken, ..walk }
 }
 
 struct Walker<'a> {
@@ -104,31 +105,7 @@ impl Walker<'_> {
     }
 
     fn broken(&self, rule: &'static str, id: Id, what: &str) -> Broken {
-        let offset = self.arena.as_call(id).map_or(0, |call| call.offset);
-        Broken { rule, suspicious: true, offset: offset.into(), what: what.into() }
-    }
-
-    /// No key twice, and only keys that Python could hash, in the dictionaries that the result holds.
-    fn check_keys(&self) -> Result<(), Broken> {
-        let mut seen = HashSet::new();
-        for (at, value) in self.arena.values.iter().enumerate() {
-            let id = Id::try_from(at).unwrap_or(Id::MAX);
-            let has_keys = matches!(value, Value::Dict(_) | Value::Call(_)) && is(&self.reached, id);
-            if !has_keys {
-                continue;
-            }
-            seen.clear();
-            for (key, _) in self.arena.as_dict(id).unwrap_or_default() {
-                let damage = |rule, what: String| Broken { rule, suspicious: false, offset: 0, what };
-                let hashed = self.arena.hashable(*key);
-                let hashed = hashed.ok_or_else(|| damage("dict-key", "a key that cannot be one".into()))?;
-                if !seen.insert(hashed) {
-                    let key = self.arena.preview(*key);
-                    return Err(damage("duplicate-key", format!("the key {key} stands twice in one dictionary")));
-                }
-            }
-        }
-        Ok(())
+        Broken { rule, severity: Severity::Suspicious, offset: self.arena.offset(id), what: what.into() }
     }
 }
 
@@ -169,42 +146,8 @@ impl Arena {
             }
         }
     }
-
-    /// A key so that equal keys are equal; `None` for what Python cannot hash.
-    fn hashable(&self, key: Id) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
-        let mut open = vec![key];
-        while let Some(id) = open.pop() {
-            if out.len() > 1 << 16 {
-                return None;
-            }
-            match self.get(id) {
-                Value::Text(span) => entry(&mut out, b't', self.bytes(span)),
-                Value::Bytes(span) => entry(&mut out, b'b', self.bytes(span)),
-                Value::Big(span) => entry(&mut out, b'i', self.bytes(span)),
-                Value::Bool(truth) => entry(&mut out, b'i', &i64::from(truth).to_le_bytes()),
-                Value::Int(number) => entry(&mut out, b'i', &number.to_le_bytes()),
-                Value::Float(number) => entry(&mut out, b'f', &number.to_bits().to_le_bytes()),
-                Value::None => entry(&mut out, b'n', &[]),
-                Value::Tuple(span) | Value::FrozenSet(span) => {
-                    entry(&mut out, b'(', &span.len.to_le_bytes());
-                    open.extend_from_slice(self.items(span));
-                }
-                // Equal only if the same: what they would be is not known.
-                Value::Global(_) | Value::Call(_) | Value::Persistent(_) => entry(&mut out, b'o', &id.to_le_bytes()),
-                Value::List(_) | Value::Set(_) | Value::Dict(_) => return None,
-            }
-        }
-        Some(out)
-    }
 }
 
 fn half(pairs: &[(Id, Id)], index: usize) -> Option<Id> {
     pairs.get(index / 2).map(|(key, value)| if index.is_multiple_of(2) { *key } else { *value })
-}
-
-fn entry(out: &mut Vec<u8>, tag: u8, bytes: &[u8]) {
-    out.push(tag);
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
 }

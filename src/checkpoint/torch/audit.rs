@@ -14,25 +14,28 @@ use serde::Serialize;
 use super::archive::Archive;
 use super::assemble::Assembly;
 use super::bytes::{Ahead, Bytes, Memory, Window, read_vec};
+use super::hunt::Place;
 use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
 use super::pickled::Pickled;
 use super::zip::Entry;
-use super::{BEGINNING, Kind, hides_archive, members, recognise};
+use super::{BEGINNING, Kind, hides_archive, is_safetensors, members, recognise};
 use crate::checkpoint::finding::{Finding, Severity};
+use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::{Id, MAX_PICKLE_BYTES};
 use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
 use crate::checkpoint::shard;
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 
-/// Pickles back to back that are run at most.
-const MOST_PICKLES: usize = 64;
 /// Archives within archives that are looked into.
 const MOST_NESTED: usize = 3;
-/// Findings of one file that are kept.
-const MOST_FINDINGS: usize = 10_000;
+/// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
+const MOST_FINDINGS: usize = 2500;
+/// Bytes at the beginning of a member that show whether it is a pickle.
+const FIRST_READ: u64 = 64 << 10;
 
 /// The worst that was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -63,9 +66,10 @@ pub struct OfType {
 /// What an audit of one file found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Audit {
-    /// The file.
+    /// The file; what of its path is no UTF-8 is replaced.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
-    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `pickle`, `tar`, `safetensors` or `unknown`.
+    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `zip` (another archive), `pickle`, `tar`, `safetensors` or `unknown`.
     pub format: &'static str,
     /// The worst finding.
     pub verdict: Verdict,
@@ -100,6 +104,8 @@ pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
         && let Err(error) = shard::read_head(path, MAX_HEADER_BYTES)
     {
         audit.add(Finding::malformed("safetensors", error.to_string()));
+        // A header that is right leaves no room for anything else.
+        audit.search(Place::of(&window, None), 0).map_err(|error| Error::io("read", path, error))?;
     }
     Ok(audit.judged())
 }
@@ -114,11 +120,16 @@ pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
     Ok(audit.judged())
 }
 
+#[allow(clippy::ptr_arg)] // as serde wants it
+fn lossy<S: serde::Serializer>(path: &PathBuf, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
 /// A part of other bytes.
-struct Part<'a, B: Bytes + ?Sized> {
-    whole: &'a B,
-    start: u64,
-    len: u64,
+pub(super) struct Part<'a, B: Bytes + ?Sized> {
+    pub(super) whole: &'a B,
+    pub(super) start: u64,
+    pub(super) len: u64,
 }
 
 impl<B: Bytes + ?Sized> Bytes for Part<'_, B> {
@@ -162,10 +173,9 @@ impl Audit {
         }
     }
 
-    fn add(&mut self, finding: Finding) {
-        // Many notices must not leave out what is worse.
-        let most = if finding.severity > Severity::Notice { 2 * MOST_FINDINGS } else { MOST_FINDINGS };
-        if self.findings.len() < most && !self.findings.contains(&finding) {
+    pub(super) fn add(&mut self, finding: Finding) {
+        let alike = self.findings.iter().filter(|known| known.severity == finding.severity).count();
+        if alike < MOST_FINDINGS && !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
     }
@@ -180,7 +190,7 @@ impl Audit {
     fn look(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
         let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
         let kind = recognise(&beginning, bytes.len());
-        if kind != Some(Kind::Zip) && hides_archive(bytes)? {
+        if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
             self.add(Finding::suspicious("prefix-data", "a zip archive stands behind other data"));
             self.zip(bytes, MOST_NESTED)?;
         }
@@ -188,70 +198,72 @@ impl Audit {
             Some(Kind::Zip) => {
                 self.format = "torch-zip";
                 self.zip(bytes, MOST_NESTED)?;
+                self.polyglot(bytes)
             }
             Some(Kind::Legacy) => {
                 self.format = "torch-legacy";
-                self.legacy(bytes)?;
+                self.legacy(bytes)
             }
             Some(Kind::Tar) => {
                 self.format = "tar";
                 self.tar(bytes)?;
+                self.polyglot(bytes)
             }
             Some(Kind::Pickle) => {
                 self.format = "pickle";
-                self.pickles(bytes, None)?;
+                self.pickles(Place::of(bytes, None), 0)
             }
-            None if beginning.get(8) == Some(&b'{') => self.format = "safetensors",
-            None => self.unknown(bytes)?,
+            None if is_safetensors(&beginning, bytes.len()) || is_cut_safetensors(&beginning) => {
+                self.format = "safetensors";
+                self.polyglot(bytes)
+            }
+            None => self.unknown(bytes, &beginning),
         }
-        Ok(())
     }
 
     /// Old pickles have no mark at their beginning: whatever runs as one, or names a global, is one.
-    fn unknown(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+    fn unknown(&mut self, bytes: &dyn Bytes, beginning: &[u8]) -> io::Result<()> {
+        let other = lookalike::recognise(beginning);
         let first = legacy::run_at(bytes, 0, None)?;
-        if first.ran.result.is_some() || !first.globals.is_empty() {
+        if first.is_pickle() && (first.acts() || other.is_none()) {
             self.format = "pickle";
-            return self.pickles(bytes, None);
+            return self.pickles(Place::of(bytes, None), 0);
         }
-        self.add(Finding::malformed("not-recognised", "neither a file of PyTorch, nor a pickle, nor safetensors"));
+        if first.ran.stopped {
+            self.pickles(Place::of(bytes, None), 0)?;
+        } else if first.tells() {
+            self.take(&first);
+        }
+        self.add(match other {
+            _ if bytes.is_empty() => Finding::malformed("empty-file", "an empty file: nothing was written, or fetched"),
+            Some(Fault::Foreign { what, advice }) => {
+                let rule = if lookalike::is_stand_in(beginning) { "not-weights" } else { "other-format" };
+                Finding::malformed(rule, format!("{what}; {advice}"))
+            }
+            _ => Finding::malformed("not-recognised", "neither a file of PyTorch, nor a pickle, nor safetensors"),
+        });
         Ok(())
     }
 
     // ---- pickles
 
-    fn take(&mut self, pickled: &Pickled) {
+    pub(super) fn take(&mut self, pickled: &Pickled) {
         self.protocol = self.protocol.max(Some(pickled.ran.protocol));
         self.globals.extend(pickled.globals.iter().cloned());
         pickled.findings.iter().cloned().for_each(|finding| self.add(finding));
-    }
-
-    /// Pickles back to back.
-    fn pickles(&mut self, bytes: &dyn Bytes, member: Option<&str>) -> io::Result<()> {
-        let mut at = 0;
-        for number in 0..MOST_PICKLES {
-            let pickled = legacy::run_at(bytes, at, member)?;
-            self.take(&pickled);
-            at += pickled.ran.end as u64;
-            if pickled.ran.broken.is_some() || at >= bytes.len() {
-                break;
-            }
-            if number == 0 {
-                let what = format!("{} bytes follow the first pickle", bytes.len() - at);
-                let finding = Finding::suspicious("trailing-pickle", what);
-                self.add(Finding { member: member.map(str::to_owned), ..finding });
-            }
-        }
-        Ok(())
     }
 
     fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
         let stack = Stack::read(bytes)?;
         stack.pickles.iter().for_each(|pickled| self.take(pickled));
         stack.findings.iter().cloned().for_each(|finding| self.add(finding));
-        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else { return Ok(()) };
+        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else {
+            return self.search(Place::of(bytes, None), stack.end);
+        };
         let mut objects = Objects::new(&pickled.ran.arena);
-        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else { return Ok(()) };
+        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else {
+            return self.search(Place::of(bytes, None), stack.end);
+        };
         objects.declare();
         objects.gather(root);
         let by_key: HashMap<&str, &Declared> =
@@ -260,6 +272,7 @@ impl Audit {
             Ok(places) => places,
             Err(finding) => {
                 self.add(finding);
+                self.search(Place::of(bytes, None), stack.end)?;
                 HashMap::new()
             }
         };
@@ -267,33 +280,9 @@ impl Audit {
         Ok(())
     }
 
-    fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
-        const BLOCK: u64 = 512;
-        self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
-        let mut at = 0u64;
-        while at.saturating_add(BLOCK) <= bytes.len() {
-            let header = read_vec(bytes, at, BLOCK)?;
-            let name: Vec<u8> = header.iter().take(100).copied().take_while(|byte| *byte != 0).collect();
-            let digits = header.get(124..136).unwrap_or_default();
-            let digits: String =
-                digits.iter().filter(|byte| byte.is_ascii_digit()).map(|byte| char::from(*byte)).collect();
-            let (Ok(len), false) = (u64::from_str_radix(&digits, 8), name.is_empty()) else { break };
-            let start = at + BLOCK;
-            let left = bytes.len() - start;
-            let part = Part { whole: bytes, start, len: len.min(left) };
-            let name = String::from_utf8_lossy(&name).into_owned();
-            if part.len > 0 && looks_pickled(&part)? {
-                let first = legacy::run_at(&part, 0, Some(&name))?;
-                self.take(&first);
-            }
-            at = start.saturating_add(len.next_multiple_of(BLOCK));
-        }
-        Ok(())
-    }
-
     // ---- archives
 
-    fn zip(&mut self, bytes: &dyn Bytes, nested: usize) -> io::Result<()> {
+    pub(super) fn zip(&mut self, bytes: &dyn Bytes, nested: usize) -> io::Result<()> {
         let ahead = Ahead::new(bytes);
         let archive = Archive::open(&ahead, 0)?;
         archive.directory.findings.iter().cloned().for_each(|finding| self.add(finding));
@@ -301,6 +290,9 @@ impl Audit {
             self.format = "torchscript";
             let what = "a TorchScript archive: it holds code, which torch.jit.load would run";
             self.add(Finding::notice("torchscript", what));
+        }
+        if !archive.script && !archive.directory.entries.is_empty() && archive.member("data.pkl").is_none() {
+            self.format = "zip";
         }
         self.checksums(&archive)?;
         let referenced = self.main_pickle(&archive, bytes.len())?;
@@ -343,6 +335,10 @@ impl Audit {
         let mut pickled = Pickled::run(bytes, 0, Some(&member));
         pickled.check_end(len, &member);
         self.take(&pickled);
+        if pickled.ran.end < len {
+            let rest = Memory(&pickled.ran.arena.bytes);
+            self.pickles(Place { several: true, ..Place::of(&rest, Some(&member)) }, pickled.ran.end as u64)?;
+        }
         let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none() && !archive.script) else {
             return Ok(referenced);
         };
@@ -388,16 +384,17 @@ impl Audit {
             self.add(Finding::notice("unreferenced-record", "a storage that no tensor has").within(&entry.name));
         }
         let named = name.ends_with(".pkl");
-        if !named && !begins_pickled(bytes, entry)? {
+        if !named && !may_be_pickle(bytes, entry)? {
             return Ok(());
         }
         let content = self.bytes_of(bytes, entry)?;
-        let pickled = Pickled::run(content, 0, Some(&entry.name));
-        if named {
-            self.take(&pickled);
-        } else if pickled.ran.result.is_some() || !pickled.globals.is_empty() {
-            self.take(&pickled);
+        let content = Memory(&content);
+        let pickled = legacy::run_at(&content, 0, Some(&entry.name))?;
+        if !named && pickled.is_pickle() {
             self.add(Finding::suspicious("extra-pickle", "a pickle where a storage should be").within(&entry.name));
+        }
+        if named || pickled.is_pickle() {
+            self.pickles(Place::of(&content, Some(&entry.name)), 0)?;
         }
         Ok(())
     }
@@ -408,12 +405,7 @@ impl Audit {
         if beginning.starts_with(b"PK") && nested > 0 {
             return self.zip(part, nested - 1);
         }
-        let first = legacy::run_at(part, 0, None)?;
-        if first.ran.result.is_some() || !first.globals.is_empty() {
-            self.add(Finding::suspicious("extra-pickle", "a pickle outside all members"));
-            self.pickles(part, None)?;
-        }
-        Ok(())
+        self.region(Place::of(part, None))
     }
 
     // ---- tensors
@@ -456,19 +448,19 @@ impl Audit {
     }
 }
 
-fn begins_pickled(bytes: &dyn Bytes, entry: &Entry) -> io::Result<bool> {
-    let Some(mut stream) = members::stream(bytes, entry) else { return Ok(false) };
-    let mut head = [0; 2];
-    Ok(stream.read_exact(&mut head).is_ok() && is_mark(head))
+/// Whether a member may be a pickle: it has the mark of one, its beginning runs as one, or that is cut off.
+fn may_be_pickle(bytes: &dyn Bytes, entry: &Entry) -> io::Result<bool> {
+    let Some(stream) = members::stream(bytes, entry) else { return Ok(false) };
+    let mut head = Vec::new();
+    if stream.take(FIRST_READ).read_to_end(&mut head).is_err() {
+        return Ok(false);
+    }
+    let first = Pickled::run_part(head, entry.len, 0, None);
+    let is_cut = first.ran.wants > first.read as u64 && first.ran.wants <= entry.len;
+    Ok(first.is_pickle() || first.ran.protocol > 0 || is_cut)
 }
 
-fn looks_pickled(bytes: &dyn Bytes) -> io::Result<bool> {
-    let mut head = [0; 2];
-    let len = bytes.len().min(2);
-    bytes.read(0, head.get_mut(..usize::try_from(len).unwrap_or(0)).unwrap_or_default())?;
-    Ok(is_mark(head) || head[0] == b'(')
-}
-
-fn is_mark(head: [u8; 2]) -> bool {
-    head[0] == 0x80 && (2..=5).contains(&head[1])
+/// Whether only the rest of the file is missing: text that happens to have a brace there is none.
+fn is_cut_safetensors(beginning: &[u8]) -> bool {
+    beginning.get(8) == Some(&b'{') && lookalike::recognise(beginning).is_none()
 }

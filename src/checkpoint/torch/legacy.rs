@@ -21,7 +21,7 @@ const VERSION: i64 = 1001;
 /// The names of the five pickles, for messages.
 const NAMES: [&str; 5] = ["magic number", "protocol", "sys_info", "object", "storage keys"];
 /// Bytes read for a pickle at first: what follows it is large, and not wanted.
-const FIRST_READ: u64 = 1 << 20;
+const FIRST_READ: u64 = 4 << 10;
 
 /// The pickles of a legacy file and what is wrong with its frame.
 pub(crate) struct Stack {
@@ -43,15 +43,21 @@ fn window(beginning: &[u8], magic: &[u8]) -> bool {
 
 /// Runs the pickle at `at`, reading no more of the file than it takes.
 pub(crate) fn run_at(bytes: &dyn Bytes, at: u64, name: Option<&str>) -> io::Result<Pickled> {
-    let left = bytes.len().saturating_sub(at).min(MAX_PICKLE_BYTES);
-    let mut len = left.min(FIRST_READ);
+    let all = bytes.len().saturating_sub(at);
+    let most = all.min(MAX_PICKLE_BYTES);
+    let mut len = most.min(FIRST_READ);
     loop {
-        let pickled = Pickled::run(read_vec(bytes, at, len)?, 0, name);
-        let short = |rule: &str| matches!(rule, "truncated" | "frame" | "memo-index");
-        match &pickled.ran.broken {
-            Some(broken) if short(broken.rule) && len < left => len = left.min(len.saturating_mul(8)),
-            _ => return Ok(pickled),
+        let mut pickled = Pickled::run_part(read_vec(bytes, at, len)?, all, at, name);
+        let wants = pickled.ran.wants;
+        if wants <= len || wants > all {
+            return Ok(pickled);
         }
+        if len == most {
+            let what = format!("a pickle of more than {MAX_PICKLE_BYTES} bytes: the rest was not looked at");
+            pickled.limited(what, name);
+            return Ok(pickled);
+        }
+        len = len.saturating_mul(8).max(wants).min(most);
     }
 }
 
@@ -62,9 +68,9 @@ impl Stack {
         for name in NAMES {
             let pickled = run_at(bytes, stack.end, Some(name))?;
             stack.end = stack.end.saturating_add(pickled.ran.end as u64);
-            let broken = pickled.ran.broken.is_some();
+            let stopped = pickled.ran.stopped;
             stack.pickles.push(pickled);
-            if broken {
+            if !stopped {
                 return Ok(stack);
             }
         }

@@ -10,8 +10,10 @@ mod assemble;
 pub mod audit;
 mod below;
 pub mod bytes;
+mod calls;
 pub(crate) mod dcp;
 mod dense;
+mod hunt;
 mod kinds;
 mod legacy;
 mod members;
@@ -19,6 +21,7 @@ mod numpy;
 mod objects;
 mod pickled;
 mod sums;
+mod tar;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};
@@ -64,23 +67,24 @@ pub(crate) fn recognise(beginning: &[u8], len: u64) -> Option<Kind> {
         [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Zip),
         _ if legacy::is_legacy(beginning) => Some(Kind::Legacy),
         [0x80, 2..=5, opcode, ..] if *opcode != 0 => Some(Kind::Pickle),
-        _ if beginning.get(257..262) == Some(b"ustar") => Some(Kind::Tar),
+        _ if beginning.get(257..262) == Some(b"ustar") || tar::is_header(beginning) => Some(Kind::Tar),
         _ => None,
     }
 }
 
 /// The length of a header can begin like a pickle; its brace cannot be there in one that is so long.
-fn is_safetensors(beginning: &[u8], len: u64) -> bool {
+pub(crate) fn is_safetensors(beginning: &[u8], len: u64) -> bool {
     let header = beginning.first_chunk().map(|length| u64::from_le_bytes(*length));
     header.is_some_and(|header| header < len) && beginning.get(8) == Some(&b'{')
 }
 
 /// Whether the file ends as a zip archive does: an archive behind something else, which other programs would read.
 pub(crate) fn hides_archive(bytes: &dyn Bytes) -> io::Result<bool> {
-    const END: u64 = 22;
-    let Some(at) = bytes.len().checked_sub(END) else { return Ok(false) };
-    let end = bytes::read_vec(bytes, at, END)?;
-    Ok(end.starts_with(b"PK\x05\x06") && zip::read(bytes)?.entries.iter().any(|entry| entry.name.ends_with("data.pkl")))
+    // An end record and the longest comment behind it.
+    const TAIL: u64 = 22 + 65_535;
+    let len = bytes.len().min(TAIL);
+    let tail = bytes::read_vec(bytes, bytes.len() - len, len)?;
+    Ok(tail.windows(4).any(|window| window == b"PK\x05\x06") && !zip::read(bytes)?.entries.is_empty())
 }
 
 /// The fault of such a file.

@@ -2,26 +2,30 @@
 //!
 //! It knows names and arguments, no tensors. Nothing is executed, and nothing that was popped is forgotten.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use crate::checkpoint::finding::{Finding, Severity, Spot};
-use crate::checkpoint::pickle::{self, Broken, Danger, Global, Id, Ran, Walk, globals};
+use super::calls;
+use crate::checkpoint::finding::{self, Finding, Severity, Spot};
+use crate::checkpoint::pickle::{self, Arena, Broken, Danger, Global, Id, Ran, Span, Walk, globals};
 
-/// Findings of one pickle that are kept.
+/// Findings of one pickle that are kept, of each severity, and those about calls, of each kind.
 const MOST_FINDINGS: usize = 1000;
+const MOST_CALLS: usize = 100;
+/// Different names of one pickle that are listed; of those that are known to run code as many again.
+const MOST_NAMES: usize = 100_000;
 
 /// One name that a file's pickles hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NamedGlobal {
-    /// The module, as it is written.
+    /// The module, as it is written; cut where it is absurdly long.
     pub module: String,
     /// The name in it.
     pub name: String,
     /// What is known of it.
     pub danger: Danger,
-    /// Offset in bytes of the first opcode that names it.
+    /// Offset in bytes of the first opcode that names it, within the member or the file.
     pub position: u64,
     /// How often it is named.
     pub count: u64,
@@ -30,137 +34,245 @@ pub struct NamedGlobal {
     pub member: Option<String>,
 }
 
+impl NamedGlobal {
+    fn key(&self) -> (String, String) {
+        (self.module.clone(), self.name.clone())
+    }
+}
+
 /// A pickle that was run, and what its result reaches.
 pub(crate) struct Pickled {
     pub(crate) ran: Ran,
     pub(crate) walk: Walk,
     pub(crate) globals: Vec<NamedGlobal>,
     pub(crate) findings: Vec<Finding>,
+    /// Bytes that were read for it.
+    pub(crate) read: usize,
+    /// Where it ends to an unpickler to which its frames end elsewhere.
+    pub(crate) other_end: Option<usize>,
 }
 
 impl Pickled {
-    /// Runs the pickle that begins at byte `at` of `bytes`.
-    pub(crate) fn run(bytes: Vec<u8>, at: usize, member: Option<&str>) -> Pickled {
-        let ran = pickle::run(bytes, at);
+    /// Runs the pickle that `bytes` begin with. They stand at byte `at` of their member or file.
+    pub(crate) fn run(bytes: Vec<u8>, at: u64, member: Option<&str>) -> Pickled {
+        let whole = bytes.len() as u64;
+        Pickled::run_part(bytes, whole, at, member)
+    }
+
+    /// The same, where `bytes` are only the beginning of the `whole` that there are.
+    pub(crate) fn run_part(bytes: Vec<u8>, whole: u64, at: u64, member: Option<&str>) -> Pickled {
+        let mut pickled = Pickled::of(pickle::run(bytes, whole));
+        if pickled.ran.faults.iter().any(|fault| fault.rule == "frame") {
+            pickled.merge(Pickled::of(pickle::run_skipping(pickled.ran.arena.bytes.clone(), whole)));
+        }
+        pickled.placed(at, member.map(finding::name).as_deref());
+        pickled
+    }
+
+    fn of(ran: Ran) -> Pickled {
+        let read = ran.arena.bytes.len();
         let walk = ran.result.map(|root| pickle::walk(&ran.arena, root)).unwrap_or_default();
-        let mut pickled = Pickled { ran, walk, globals: Vec::new(), findings: Vec::new() };
-        pickled.grade(member);
+        let mut pickled = Pickled { ran, walk, globals: Vec::new(), findings: Vec::new(), read, other_end: None };
+        pickled.grade();
         pickled.check_calls();
-        let broken = pickled.ran.broken.iter().chain(&pickled.walk.broken);
-        let broken: Vec<Finding> = broken.map(|broken| of_broken(broken, at as u64)).collect();
+        let broken = pickled.ran.faults.iter().chain(&pickled.walk.broken);
+        let broken: Vec<Finding> = broken.map(of_broken).collect();
         pickled.findings.extend(broken);
         if !matches!(pickled.ran.protocol, 2 | 0) {
             let what =
                 format!("pickle protocol {}; torch itself reads only 2 under weights_only", pickled.ran.protocol);
             pickled.findings.push(Finding::notice("pickle-protocol", what));
         }
-        if let Some(member) = member {
-            pickled.findings.iter_mut().for_each(|finding| finding.member = Some(member.to_owned()));
-        }
         pickled
+    }
+
+    /// Adds what another unpickler would see in the same bytes.
+    fn merge(&mut self, other: Pickled) {
+        let known: HashSet<(String, String)> = self.globals.iter().map(NamedGlobal::key).collect();
+        self.globals.extend(other.globals.into_iter().filter(|global| !known.contains(&global.key())));
+        self.findings.extend(other.findings);
+        self.ran.wants = self.ran.wants.max(other.ran.wants);
+        self.other_end = Some(other.ran.end).filter(|end| other.ran.stopped && *end != self.ran.end);
+    }
+
+    fn placed(&mut self, at: u64, member: Option<&str>) {
+        for finding in &mut self.findings {
+            finding.member = member.map(str::to_owned);
+            let position = finding.spot.as_mut().and_then(|spot| spot.position.as_mut());
+            if let Some(position) = position {
+                *position = position.saturating_add(at);
+            }
+        }
+        for global in &mut self.globals {
+            global.member = member.map(str::to_owned);
+            global.position = global.position.saturating_add(at);
+        }
+    }
+
+    /// Whether it is worth telling of where other data would be no surprise.
+    pub(crate) fn tells(&self) -> bool {
+        self.ran.result.is_some() || !self.globals.is_empty()
+    }
+
+    /// Whether it is one: it runs to its end, or names what could be imported.
+    pub(crate) fn is_pickle(&self) -> bool {
+        self.ran.result.is_some() || self.names_something()
+    }
+
+    /// Whether a name in it could be one of Python: other data hold lines too.
+    pub(crate) fn names_something(&self) -> bool {
+        let is_name = |name: &str| {
+            name.split('.').all(|part| {
+                let digit = part.chars().next().is_none_or(|first| first.is_ascii_digit());
+                !digit && part.chars().all(|c| c == '_' || c.is_alphanumeric())
+            })
+        };
+        self.globals
+            .iter()
+            .any(|global| global.danger == Danger::Dangerous || (is_name(&global.module) && is_name(&global.name)))
+    }
+
+    /// Whether it does more than naming something: text that begins with a certain letter does that.
+    pub(crate) fn acts(&self) -> bool {
+        let dangerous = self.globals.iter().any(|global| global.danger == Danger::Dangerous);
+        self.ran.stopped || dangerous || !self.ran.arena.calls.is_empty()
+    }
+
+    /// Says that a limit was met.
+    pub(crate) fn limited(&mut self, what: String, member: Option<&str>) {
+        let finding = Finding::suspicious("resource-limit", what);
+        self.findings.push(member.map_or(finding.clone(), |member| finding.within(member)));
     }
 
     /// What follows the pickle, where nothing may.
     pub(crate) fn check_end(&mut self, len: usize, member: &str) {
-        if self.ran.broken.is_none() && self.ran.end < len {
+        if self.ran.stopped && self.ran.end < len {
             let what = format!("{} bytes follow the pickle's end", len - self.ran.end);
             self.findings.push(Finding::suspicious("trailing-pickle", what).within(member));
         }
     }
 
     /// Lists every name that was pushed, and what is to be said of it.
-    fn grade(&mut self, member: Option<&str>) {
+    fn grade(&mut self) {
         let (mut globals, mut findings) = (Vec::new(), Vec::new());
-        for (names, seen) in self.seen() {
-            let global = seen.named(names, member);
+        let (mut names, mut told) = ([0; 2], [0; 2]);
+        for seen in seen(&self.ran.arena) {
+            let (global, short) = seen.named(&self.ran.arena);
             // Many unknown names must not leave out what is known to run code.
-            let most = if global.danger == Danger::Dangerous { 2 * MOST_FINDINGS } else { MOST_FINDINGS };
-            if findings.len() < most
+            let kind = usize::from(global.danger == Danger::Dangerous);
+            let [names, told] = [&mut names, &mut told].map(|counts| counts.get_mut(kind));
+            let (Some(names), Some(told)) = (names, told) else { continue };
+            *names += 1;
+            if *names > MOST_NAMES {
+                continue;
+            }
+            if *told < MOST_FINDINGS
                 && let Some(finding) = of_global(&global)
             {
-                findings.push(finding.at(Spot {
-                    position: global.position,
-                    opcode: Some(seen.first.opcode),
-                    global: Some(format!("{}.{}", global.module, global.name)),
-                    arguments: seen.arguments.map(|arguments| self.ran.arena.preview(arguments)),
-                    reached: Some(seen.reached),
-                }));
+                *told += 1;
+                findings.push(finding.at(self.spot(&seen, short)));
             }
             globals.push(global);
+        }
+        if names.iter().any(|names| *names > MOST_NAMES) {
+            let what = format!("{} different names; {} are listed", names.iter().sum::<usize>(), globals.len());
+            findings.push(Finding::suspicious("resource-limit", what));
         }
         (self.globals, self.findings) = (globals, findings);
     }
 
-    /// Every name with where it was seen.
-    fn seen(&self) -> BTreeMap<(&str, &str), Seen> {
-        let arena = &self.ran.arena;
-        let mut calls: HashMap<Id, Id> = HashMap::new();
-        for call in &arena.calls {
-            calls.entry(call.function).or_insert(call.arguments);
+    fn spot(&self, seen: &Seen, global: String) -> Spot {
+        // Above a limit numbers of values are used again.
+        let limited = self.ran.faults.iter().any(|fault| fault.rule == "resource-limit");
+        let arguments = seen.arguments.filter(|_| !limited);
+        Spot {
+            position: Some(seen.first.offset.into()),
+            opcode: Some(seen.first.opcode),
+            global: Some(global),
+            arguments: arguments.map(|arguments| self.ran.arena.preview(arguments)),
+            reached: self.ran.result.map(|_| seen.ids.iter().any(|id| self.walk.reaches(*id))),
         }
-        let mut named: BTreeMap<(&str, &str), Seen> = BTreeMap::new();
-        for global in &arena.globals {
-            let new = || Seen { first: *global, count: 0, arguments: None, reached: false };
-            let seen = named.entry(arena.names(global)).or_insert_with(new);
-            seen.count += 1;
-            seen.arguments = seen.arguments.or(calls.get(&global.id).copied());
-            seen.reached |= self.walk.reaches(global.id);
-        }
-        named
     }
 
-    /// Calls of allowed names whose arguments would nonetheless do something, and calls of what a call made.
+    /// Calls of allowed names that would nonetheless do something, and calls of what a call made.
     fn check_calls(&mut self) {
         let arena = &self.ran.arena;
-        let mut found = Vec::new();
-        for call in arena.calls.iter().take_while(|_| self.findings.len() < MOST_FINDINGS) {
-            let (rule, what) = match arena.as_global(call.function) {
-                Some(("_codecs", "encode")) if !self.is_latin1(call.arguments) => {
-                    ("argument-denied", "an encoding other than Latin-1")
-                }
-                // Protocols 0 and 1 name it as the base of a class; made itself it is nothing that is known.
-                Some(("builtins" | "__builtin__", "object")) => {
-                    ("global-not-allowed", "calls builtins.object, which is no data")
-                }
-                Some(_) => continue,
-                None => ("argument-denied", "the result of a call is called"),
-            };
+        let mut told: HashMap<&str, usize> = HashMap::new();
+        for call in &arena.calls {
+            let Some((rule, what)) = calls::objection(arena, call) else { continue };
+            let told = told.entry(what).or_default();
+            *told += 1;
+            if *told > MOST_CALLS {
+                continue;
+            }
             let finding = Finding::suspicious(rule, what);
-            found.push(finding.at(Spot {
-                position: call.offset.into(),
+            self.findings.push(finding.at(Spot {
+                position: Some(call.offset.into()),
                 opcode: Some(call.opcode),
                 global: None,
                 arguments: Some(arena.preview(call.arguments)),
-                reached: Some(self.walk.reaches(call.id)),
+                reached: self.ran.result.map(|_| self.walk.reaches(call.id)),
             }));
-            if found.len() >= MOST_FINDINGS {
-                break;
-            }
         }
-        self.findings.append(&mut found);
-    }
-
-    fn is_latin1(&self, arguments: Id) -> bool {
-        let arena = &self.ran.arena;
-        let Some([text, encoding]) = arena.as_tuple(arguments) else { return false };
-        arena.as_text(*text).is_some() && matches!(arena.as_text(*encoding), Some("latin1" | "latin-1"))
     }
 }
 
 /// Where a name was seen.
 struct Seen {
     first: Global,
-    count: u64,
+    /// The values that mean it.
+    ids: Vec<Id>,
     /// Those of a call of it.
     arguments: Option<Id>,
-    reached: bool,
+}
+
+/// Every name with where it was seen, in the order of the pickle. Long names that many globals share are read once.
+fn seen(arena: &Arena) -> Vec<Seen> {
+    let mut calls: HashMap<Id, Id> = HashMap::new();
+    for call in &arena.calls {
+        calls.entry(call.function).or_insert(call.arguments);
+    }
+    let mut names = Names { arena, by_span: HashMap::new(), by_text: HashMap::new() };
+    let mut known: HashMap<[usize; 2], usize> = HashMap::new();
+    let mut all: Vec<Seen> = Vec::new();
+    for global in &arena.globals {
+        let at = *known.entry([names.number(global.module), names.number(global.name)]).or_insert(all.len());
+        if at == all.len() {
+            all.push(Seen { first: *global, ids: Vec::new(), arguments: None });
+        }
+        if let Some(seen) = all.get_mut(at) {
+            seen.ids.push(global.id);
+            seen.arguments = seen.arguments.or(calls.get(&global.id).copied());
+        }
+    }
+    all
+}
+
+/// Numbers for texts, the same for the same.
+struct Names<'a> {
+    arena: &'a Arena,
+    by_span: HashMap<Span, usize>,
+    by_text: HashMap<&'a [u8], usize>,
+}
+
+impl Names<'_> {
+    fn number(&mut self, span: Span) -> usize {
+        *self.by_span.entry(span).or_insert_with(|| {
+            let next = self.by_text.len();
+            *self.by_text.entry(self.arena.bytes(span)).or_insert(next)
+        })
+    }
 }
 
 impl Seen {
-    fn named(&self, (module, name): (&str, &str), member: Option<&str>) -> NamedGlobal {
+    /// The name, and in short.
+    fn named(&self, arena: &Arena) -> (NamedGlobal, String) {
+        let (module, name) = arena.names(&self.first);
         let danger = globals::danger(module, name);
-        let (module, name, member) = (module.to_owned(), name.to_owned(), member.map(str::to_owned));
-        NamedGlobal { module, name, danger, position: self.first.offset.into(), count: self.count, member }
+        let (module, name) = (finding::name(module), finding::name(name));
+        let short = format!("{module}.{name}");
+        let (position, count) = (self.first.offset.into(), self.ids.len() as u64);
+        (NamedGlobal { module, name, danger, position, count, member: None }, short)
     }
 }
 
@@ -181,13 +293,10 @@ fn of_global(global: &NamedGlobal) -> Option<Finding> {
     }
 }
 
-fn of_broken(broken: &Broken, start: u64) -> Finding {
-    let notice = broken.rule == "integer-limit" && !broken.suspicious;
-    let severity = match broken.suspicious {
-        true => Severity::Suspicious,
-        false if notice => Severity::Notice,
-        false => Severity::Malformed,
-    };
-    let position = broken.offset.saturating_sub(start);
-    Finding::new(broken.rule, severity, broken.what.clone()).at(Spot { position, ..Spot::default() })
+fn of_broken(broken: &Broken) -> Finding {
+    let finding = Finding::new(broken.rule, broken.severity, broken.what.clone());
+    match broken.offset {
+        Some(offset) => finding.at(Spot { position: Some(offset), ..Spot::default() }),
+        None => finding,
+    }
 }

@@ -1,0 +1,119 @@
+//! Calls of names that are data and would nonetheless do harm: for their arguments, or because they call something else.
+//!
+//! Arguments are judged as they stand in the pickle. Nothing is called, and nothing is made of the sizes that are named.
+
+use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
+
+/// Items or bytes that one call may make of a few bytes of pickle.
+const MOST_ITEMS: u128 = 1 << 26;
+/// Calls that name what they call, inside each other.
+const MAX_WRAPPERS: usize = 8;
+
+/// Protocols 0 and 1 name it as the base of a class; made itself it is nothing that is known.
+const OBJECT: &str = "calls builtins.object, which is no data";
+const ENCODING: &str = "an encoding other than Latin-1";
+const CALLED: &str = "the result of a call is called";
+const HIDDEN: &str = "a call of something that is not named where it is called";
+const SIZE: &str =
+    "a few bytes that Python would make more than 67,108,864 items of, or a number of items that is not known";
+
+/// The rule that a call breaks, and what is wrong with it, if something is.
+pub(super) fn objection(arena: &Arena, call: &Call) -> Option<(&'static str, &'static str)> {
+    match arena.as_global(call.function).map(|(module, name)| (globals::modern(module), name)) {
+        Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
+        _ => denied(arena, call).map(|what| ("argument-denied", what)),
+    }
+}
+
+fn denied(arena: &Arena, call: &Call) -> Option<&'static str> {
+    let (mut function, mut arguments) = (call.function, call.arguments);
+    if call.opcode == "NEWOBJ_EX" {
+        arguments = arena.as_tuple(arguments).and_then(|both| both.first().copied()).unwrap_or(arguments);
+    }
+    for _ in 0..MAX_WRAPPERS {
+        let Some((module, name)) = arena.as_global(function) else { return Some(CALLED) };
+        let given = arena.as_sequence(arguments);
+        (function, arguments) = match (globals::modern(module), name, given) {
+            // They call their first argument with the third.
+            ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type", given) => match given {
+                Some([function, _, arguments, ..]) => (*function, *arguments),
+                _ => return Some(HIDDEN),
+            },
+            // It makes its first argument by the second's `__new__` and the third.
+            ("copyreg", "_reconstructor", Some([_, base, state])) => {
+                return arena.as_global(*base).and_then(|base| too_large(arena, base, &[*state]));
+            }
+            ("_codecs", "encode", given) => return (!is_latin1(arena, given)).then_some(ENCODING),
+            (module, name, given) => return too_large(arena, (module, name), given.unwrap_or_default()),
+        };
+    }
+    Some(HIDDEN)
+}
+
+fn is_latin1(arena: &Arena, given: Option<&[Id]>) -> bool {
+    let Some([text, encoding]) = given else { return false };
+    arena.as_text(*text).is_some() && matches!(arena.as_text(*encoding), Some("latin1" | "latin-1"))
+}
+
+/// What would take memory without bound.
+fn too_large(arena: &Arena, (module, name): (&str, &str), given: &[Id]) -> Option<&'static str> {
+    let items = match (globals::modern(module), name) {
+        ("builtins", "range") => range(arena, given),
+        ("builtins", "bytes" | "bytearray") => given.first().map_or(Some(0), |first| length(arena, *first)),
+        ("numpy", "ndarray") => product(arena, given.get(..1).unwrap_or_default()),
+        (module, "_reconstruct") if module.starts_with("numpy") => product(arena, given.get(1..2).unwrap_or_default()),
+        ("torch", name) if name.ends_with("Tensor") || name.ends_with("Storage") => product(arena, given),
+        ("torch.storage" | "torch.cuda", _) => product(arena, given),
+        _ => Some(0),
+    };
+    items.is_none_or(|items| items > MOST_ITEMS).then_some(SIZE)
+}
+
+/// Items of a range; `None` where that cannot be said.
+fn range(arena: &Arena, given: &[Id]) -> Option<u128> {
+    let numbers: Option<Vec<i128>> = given.iter().map(|id| arena.as_int(*id).map(i128::from)).collect();
+    let (start, stop, step) = match numbers?.as_slice() {
+        [stop] => (0, *stop, 1),
+        [start, stop] => (*start, *stop, 1),
+        [start, stop, step] => (*start, *stop, *step),
+        _ => return Some(0),
+    };
+    let (way, step) = if step < 0 { (start - stop, step.unsigned_abs()) } else { (stop - start, step.unsigned_abs()) };
+    Some(u128::try_from(way).unwrap_or(0).div_ceil(step.max(1)))
+}
+
+/// Bytes that a call of `bytes` makes of its argument beyond those that it is given.
+fn length(arena: &Arena, argument: Id) -> Option<u128> {
+    match arena.get(argument) {
+        Value::Int(number) => Some(u128::try_from(number).unwrap_or(0)),
+        Value::Big(_) | Value::Unknown | Value::Persistent(_) => None,
+        Value::Call(_) => {
+            let (module, name) = arena.as_global(arena.as_call(argument)?.function)?;
+            let is_data = match globals::modern(module) {
+                "_codecs" => name == "encode",
+                "builtins" => {
+                    matches!(name, "bytes" | "bytearray" | "list" | "tuple" | "set" | "frozenset" | "range" | "str")
+                }
+                _ => false,
+            };
+            is_data.then_some(0)
+        }
+        _ => Some(0),
+    }
+}
+
+/// The product of whole numbers, and of those in sequences: a shape.
+fn product(arena: &Arena, given: &[Id]) -> Option<u128> {
+    let mut product = 1u128;
+    for id in given {
+        let numbers = arena.as_sequence(*id).unwrap_or(std::slice::from_ref(id));
+        for number in numbers {
+            product = match arena.get(*number) {
+                Value::Int(number) => product.saturating_mul(u128::try_from(number).unwrap_or(0)),
+                Value::Big(_) => return None,
+                _ => product,
+            };
+        }
+    }
+    Some(product)
+}

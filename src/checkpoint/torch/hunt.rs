@@ -1,0 +1,170 @@
+//! Pickles in bytes, wherever they stand: one after the other, behind other data, in what is something else to other programs.
+//!
+//! Part of an audit. Work is bounded by what is looked at: where a limit ends the search, that is a finding.
+
+use std::io;
+
+use super::audit::{Audit, Part};
+use super::bytes::{Bytes, read_vec};
+use super::legacy;
+use super::pickled::Pickled;
+use super::{hides_archive, tar};
+use crate::checkpoint::finding::Finding;
+use crate::checkpoint::pickle::{Danger, globals};
+
+/// Pickles back to back that are run at most.
+const MOST_PICKLES: usize = 100_000;
+/// Bytes that a search reads at a time, and the longest line that it takes for a name.
+const CHUNK_BYTES: u64 = 1 << 20;
+const LONGEST_LINE: usize = 256;
+/// Bytes of pickles that a search runs beyond twice those that it looks at.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// Bytes of a file that are looked at as one thing.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) bytes: &'a dyn Bytes,
+    pub(super) member: Option<&'a str>,
+    /// Whether honest writers put several pickles there, and data between them.
+    pub(super) several: bool,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn of(bytes: &'a dyn Bytes, member: Option<&'a str>) -> Place<'a> {
+        Place { bytes, member, several: false }
+    }
+
+    fn suspicious(&self, rule: &'static str, what: impl Into<String>) -> Finding {
+        let finding = Finding::suspicious(rule, what);
+        self.member.map_or(finding.clone(), |member| finding.within(member))
+    }
+}
+
+impl Audit {
+    /// Pickles back to back from byte `at` on, and what stands behind them.
+    pub(super) fn pickles(&mut self, place: Place, mut at: u64) -> io::Result<()> {
+        let mut searched = false;
+        for number in 0..MOST_PICKLES {
+            let pickled = legacy::run_at(place.bytes, at, place.member)?;
+            let left = place.bytes.len() - at;
+            if at > 0 && !pickled.tells() && !pickled.ran.stopped {
+                return self.search(place, at);
+            }
+            if at == 0 || pickled.tells() {
+                self.take(&pickled);
+            }
+            if let Some(end) = pickled.other_end {
+                let end = at + end as u64;
+                let other = legacy::run_at(place.bytes, end, place.member)?;
+                if other.tells() {
+                    self.take(&other);
+                }
+                if !std::mem::replace(&mut searched, true) {
+                    self.search(place, end)?;
+                }
+            }
+            let len = pickled.ran.end as u64;
+            at += len;
+            if !pickled.ran.stopped {
+                return self.search(place, at);
+            }
+            if len == left {
+                return Ok(());
+            }
+            if number == 0 && !place.several {
+                self.add(place.suspicious("trailing-pickle", format!("{} bytes follow the first pickle", left - len)));
+            }
+        }
+        let what = format!("more than {MOST_PICKLES} pickles back to back: the rest was not looked at");
+        self.add(place.suspicious("resource-limit", what));
+        Ok(())
+    }
+
+    /// Bytes that nobody has asked for: pickles in them are findings.
+    pub(super) fn region(&mut self, place: Place) -> io::Result<()> {
+        if !legacy::run_at(place.bytes, 0, place.member)?.is_pickle() {
+            return self.search(place, 0);
+        }
+        if !place.several {
+            self.add(place.suspicious("extra-pickle", "a pickle outside all members"));
+        }
+        self.pickles(place, 0)
+    }
+
+    /// What runs as a pickle, though it is something else as well.
+    pub(super) fn polyglot(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        if legacy::run_at(bytes, 0, None)?.names_something() {
+            let what = "programs that unpickle see a pickle in this file, and others something else";
+            self.add(Finding::suspicious("polyglot", what));
+            self.pickles(Place { several: true, ..Place::of(bytes, None) }, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Looks for pickles from byte `from` on: for marks of their beginning, and for names that run code.
+    pub(super) fn search(&mut self, place: Place, from: u64) -> io::Result<()> {
+        let len = place.bytes.len();
+        let mut spare = len.saturating_sub(from).saturating_mul(2).saturating_add(SPARE_BYTES);
+        let mut at = from;
+        while at < len {
+            let chunk = read_vec(place.bytes, at, (len - at).min(CHUNK_BYTES))?;
+            let is_last = at + chunk.len() as u64 == len;
+            // What stands across the end of the chunk is found in the next one.
+            let until = if is_last { chunk.len() } else { chunk.len() - 2 * LONGEST_LINE };
+            let mut next = 0;
+            while let Some(found) = (next..until).find(|start| chunk.get(*start..).is_some_and(begins_pickle)) {
+                let pickled = legacy::run_at(place.bytes, at + found as u64, place.member)?;
+                let end = pickled.ran.end.max(pickled.read) as u64;
+                let Some(rest) = spare.checked_sub(end) else {
+                    let what = "too many beginnings of pickles: not all of them were looked at";
+                    self.add(place.suspicious("resource-limit", what));
+                    return Ok(());
+                };
+                spare = rest;
+                next = found + 1;
+                if pickled.names_something() {
+                    self.found(place, &pickled);
+                    next = found + pickled.ran.end.max(1);
+                }
+            }
+            at += until.max(next) as u64;
+        }
+        Ok(())
+    }
+
+    fn found(&mut self, place: Place, pickled: &Pickled) {
+        self.take(pickled);
+        if !place.several {
+            self.add(place.suspicious("extra-pickle", "a pickle behind other data"));
+        }
+    }
+
+    pub(super) fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
+        let (members, end) = tar::members(bytes)?;
+        for member in members {
+            let part = Part { whole: bytes, start: member.start, len: member.len };
+            match hides_archive(&part)? {
+                true => self.zip(&part, 1)?,
+                false => self.region(Place { several: true, ..Place::of(&part, Some(&member.name)) })?,
+            }
+        }
+        let rest = Part { whole: bytes, start: end, len: bytes.len() - end };
+        self.region(Place::of(&rest, None))
+    }
+}
+
+/// Whether a pickle may begin there: the mark of the newer protocols, or a name of the older ones that is known to run code.
+fn begins_pickle(bytes: &[u8]) -> bool {
+    match bytes {
+        [0x80, 0..=5, ..] => true,
+        [b'c' | b'i', rest @ ..] => {
+            let mut lines =
+                rest.get(..rest.len().min(2 * LONGEST_LINE)).unwrap_or_default().split(|byte| *byte == b'\n');
+            let mut line = || std::str::from_utf8(lines.next()?).ok().filter(|line| line.len() < LONGEST_LINE);
+            let (Some(module), Some(name)) = (line(), line()) else { return false };
+            lines.next().is_some() && globals::danger(module, name) == Danger::Dangerous
+        }
+        _ => false,
+    }
+}
