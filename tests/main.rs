@@ -1,6 +1,7 @@
 //! All integration tests in one binary: one module a subject.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
 
+mod audit;
 mod casts;
 mod change;
 mod cli;

@@ -1,25 +1,24 @@
 //! `vramp audit`: what a program that unpickles a file would run, said without running it.
 //!
-//! The findings are the library's; here they become text, JSON or SARIF, and an exit status. Of a folder every file is looked at,
-//! by its content. The word for a file without findings is what was checked, never that it is harmless.
+//! The findings are the library's; here they become text, JSON or SARIF, and an exit status. The word for a file without findings is
+//! what was checked, never that it is harmless. `files` says which files a folder has and what of them is told.
+
+mod files;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use vramp::Error;
-use vramp::checkpoint::torch::audit::{self, Audit, NamedGlobal, OfType, Verdict};
+use vramp::checkpoint::torch::audit::{Audit, NamedGlobal, OfType, Verdict};
 use vramp::checkpoint::{Finding, Severity};
 
+use self::files::{Looked, Unreadable};
 use super::args::{AuditArgs, AuditFormat, FailOn};
 use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
-
-/// Folders below the one that was named that are looked into.
-const MOST_DEPTH: usize = 8;
 
 /// All files together.
 #[derive(Serialize)]
@@ -32,15 +31,21 @@ struct Summary<'a> {
     findings: Vec<Value>,
     tensors: BTreeMap<&'a str, OfType>,
     files: &'a [Audit],
+    /// Files of a folder that neither are nor hold a pickle, and are no weights.
+    others: u64,
+    unreadable: &'a [Unreadable],
 }
 
 pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
-    let audits = audits(&args.path, interrupt)?;
-    let verdict = audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Clean);
+    let mut looked = files::look(&args.path, interrupt)?;
+    let verdict = looked.audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Clean);
     match if output.json { AuditFormat::Json } else { args.format } {
-        AuditFormat::Json => output.json(&summary(&args.path, verdict, &audits))?,
-        AuditFormat::Sarif => output.json(&sarif(&audits))?,
-        AuditFormat::Text => output.text(&report(&audits))?,
+        AuditFormat::Json => output.json(&summary(&args.path, verdict, &looked))?,
+        AuditFormat::Sarif => output.json(&sarif(&looked))?,
+        AuditFormat::Text => output.text(&report(&looked))?,
+    }
+    if !looked.unreadable.is_empty() {
+        return Err(looked.unreadable.swap_remove(0).failure);
     }
     let fails = match args.fail_on {
         FailOn::Notice => verdict >= Verdict::Notice,
@@ -54,42 +59,6 @@ pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Re
     }
 }
 
-fn audits(path: &Path, interrupt: &Interrupt) -> Result<Vec<Audit>, Failure> {
-    if !path.is_dir() {
-        return Ok(vec![audit::audit(path)?]);
-    }
-    let mut audits = Vec::new();
-    for file in files(path)? {
-        interrupt.check()?;
-        let audit = audit::audit(&file)?;
-        // A folder holds texts and pictures too.
-        if audit.format != "unknown" {
-            audits.push(audit);
-        }
-    }
-    Ok(audits)
-}
-
-/// The regular files of a folder and of those in it, sorted. Links to folders are not followed.
-fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let mut open = vec![(folder.to_owned(), 0)];
-    let mut found = Vec::new();
-    while let Some((folder, depth)) = open.pop() {
-        let cannot = |error| Error::io("list", &folder, error);
-        for entry in std::fs::read_dir(&folder).map_err(cannot)? {
-            let entry = entry.map_err(cannot)?;
-            let (path, kind) = (entry.path(), entry.file_type().map_err(cannot)?);
-            if kind.is_dir() && depth < MOST_DEPTH {
-                open.push((path, depth + 1));
-            } else if path.is_file() {
-                found.push(path);
-            }
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
 fn meaning(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Clean | Verdict::Notice => "contains only allow-listed constructs",
@@ -100,7 +69,8 @@ fn meaning(verdict: Verdict) -> &'static str {
     }
 }
 
-fn summary<'a>(path: &Path, verdict: Verdict, audits: &'a [Audit]) -> Summary<'a> {
+fn summary<'a>(path: &Path, verdict: Verdict, looked: &'a Looked) -> Summary<'a> {
+    let audits = &looked.audits;
     let mut tensors: BTreeMap<&str, OfType> = BTreeMap::new();
     for (dtype, of_type) in audits.iter().flat_map(|audit| &audit.tensors) {
         let sum = tensors.entry(dtype).or_default();
@@ -114,7 +84,7 @@ fn summary<'a>(path: &Path, verdict: Verdict, audits: &'a [Audit]) -> Summary<'a
         }
         value
     };
-    let format = match audits {
+    let format = match audits.as_slice() {
         [only] => only.format,
         _ => "folder",
     };
@@ -127,6 +97,8 @@ fn summary<'a>(path: &Path, verdict: Verdict, audits: &'a [Audit]) -> Summary<'a
         findings: all(audits).map(finding).collect(),
         tensors,
         files: audits,
+        others: looked.others,
+        unreadable: &looked.unreadable,
     }
 }
 
@@ -141,32 +113,44 @@ fn place(audit: &Audit, finding: &Finding) -> String {
 }
 
 /// Static Analysis Results Interchange Format 2.1.0, for services that show findings beside code.
-fn sarif(audits: &[Audit]) -> Value {
+fn sarif(looked: &Looked) -> Value {
+    let audits = &looked.audits;
     let result = |(audit, finding): (&Audit, &Finding)| {
         let level = match finding.severity {
             Severity::Notice => "note",
             Severity::Malformed => "warning",
             _ => "error",
         };
-        let region = finding.spot.as_ref().map(|spot| json!({"byteOffset": spot.position}));
+        let position = finding.spot.as_ref().and_then(|spot| spot.position).unwrap_or(0);
         json!({
             "ruleId": finding.rule,
             "level": level,
             "message": {"text": finding.to_string()},
             "locations": [{"physicalLocation": {
                 "artifactLocation": {"uri": audit.path.display().to_string()},
-                "region": region.unwrap_or(json!({"byteOffset": 0})),
+                "region": {"byteOffset": position},
             }}],
             "properties": finding,
         })
     };
     let rules: std::collections::BTreeSet<&str> = all(audits).map(|(_, finding)| finding.rule).collect();
     let rules: Vec<Value> = rules.into_iter().map(|rule| json!({"id": rule})).collect();
+    let notification = |file: &Unreadable| {
+        json!({
+            "level": "error",
+            "message": {"text": file.why},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": file.path}}}],
+        })
+    };
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [{
             "tool": {"driver": {"name": "vramp", "version": env!("CARGO_PKG_VERSION"), "rules": rules}},
+            "invocations": [{
+                "executionSuccessful": looked.unreadable.is_empty(),
+                "toolExecutionNotifications": looked.unreadable.iter().map(notification).collect::<Vec<_>>(),
+            }],
             "results": all(audits).map(result).collect::<Vec<_>>(),
         }],
     })
@@ -174,13 +158,20 @@ fn sarif(audits: &[Audit]) -> Value {
 
 // ---- text
 
-fn report(audits: &[Audit]) -> String {
+fn report(looked: &Looked) -> String {
     let mut out = String::new();
-    for audit in audits {
+    for audit in &looked.audits {
         one(audit, &mut out);
     }
-    if audits.is_empty() {
+    if looked.others > 0 {
+        let files = text::plural(looked.others, "other file");
+        let _ = writeln!(out, "{files} looked at: no weights, and no pickle in them");
+    }
+    if looked.audits.is_empty() {
         out.push_str("no file here that could hold weights or code\n");
+    }
+    for file in &looked.unreadable {
+        let _ = writeln!(out, "{} {}", text::styled(BAD, "not looked at"), text::escape(&file.why));
     }
     out
 }

@@ -1,0 +1,381 @@
+//! The audit: what a program that unpickles would run is named, whatever the file is besides, and every file of a folder is
+//! accounted for.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use vramp::checkpoint::Severity;
+use vramp::checkpoint::torch::audit::{Audit, Verdict, audit, audit_bytes};
+use vramp::testing::torch::{Member, Pickle, archive, members, zip};
+
+use super::cli::{Said, vramp};
+
+const EVIL: &[u8] = b"cos\ngetenv\n(S'HOME'\ntR.";
+
+fn names(audit: &Audit, module: &str, name: &str) -> bool {
+    audit.globals.iter().any(|global| (global.module.as_str(), global.name.as_str()) == (module, name))
+}
+
+fn rules(audit: &Audit) -> Vec<&str> {
+    audit.findings.iter().map(|finding| finding.rule).collect()
+}
+
+/// A safetensors file of one tensor of bytes, whose header is `header` bytes long.
+fn safetensors(header: usize, data: &[u8]) -> Vec<u8> {
+    let json = format!(r#"{{"t":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, data.len());
+    [&(header as u64).to_le_bytes()[..], format!("{json:header$}").as_bytes(), data].concat()
+}
+
+fn audited(bytes: &[u8]) -> Audit {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, bytes).unwrap();
+    audit(path).unwrap()
+}
+
+// ---- what else a file is
+
+/// The length of the header is `V`: to an unpickler all up to the first line break in the tensor is a text.
+#[test]
+fn a_safetensors_file_that_runs_as_a_pickle_is_told_so() {
+    let data = [b"\n", EVIL].concat();
+    let file = safetensors(0x56, &data);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, &file).unwrap();
+    vramp::checkpoint::Checkpoint::open(&path).unwrap();
+    let audit = audited(&file);
+    assert_eq!((audit.format, audit.verdict), ("safetensors", Verdict::Dangerous));
+    assert!(rules(&audit).contains(&"polyglot") && names(&audit, "os", "getenv"), "{:?}", audit.findings);
+    assert_eq!(audited(&safetensors(0x56, b"\nno pickle")).verdict, Verdict::Clean);
+}
+
+#[test]
+fn what_stands_behind_or_between_the_tensors_is_looked_at() {
+    let plain = safetensors(128, b"1234");
+    assert_eq!(audited(&plain).verdict, Verdict::Clean);
+    let gap = [&plain[..60], b"\x80\x02", EVIL, &plain[60..]].concat();
+    let new = [b"\x80\x02", &b"X\x02\0\0\0osX\x06\0\0\0getenv\x93."[..]].concat();
+    for file in [[&plain, EVIL].concat(), [&plain, &new[..]].concat(), gap] {
+        let audit = audited(&file);
+        assert_eq!(audit.verdict, Verdict::Dangerous, "{:?}", audit.findings);
+        assert!(names(&audit, "os", "getenv") && rules(&audit).contains(&"extra-pickle"));
+    }
+    // An archive within a tensor, with a comment behind it.
+    let mut inner = archive(EVIL, &[]);
+    let end = inner.len() - 2;
+    inner[end..].copy_from_slice(&[3, 0]);
+    inner.extend(b"end");
+    let audit = audited(&safetensors(128, &inner));
+    assert!(rules(&audit).contains(&"prefix-data") && names(&audit, "os", "getenv"), "{:?}", audit.findings);
+}
+
+/// A member's name is where a tar begins.
+#[test]
+fn a_tar_that_runs_as_a_pickle_is_told_so() {
+    let audit = audit_bytes(&tar(&[(EVIL, b'0', b"data")])).unwrap();
+    assert_eq!((audit.format, audit.verdict), ("tar", Verdict::Dangerous));
+    assert!(rules(&audit).contains(&"polyglot"));
+}
+
+#[test]
+fn text_is_no_pickle_for_its_first_letter() {
+    let audit = audit_bytes(b"click\nnumpy\ntorch\n").unwrap();
+    assert_eq!(audit.format, "unknown");
+    assert!(names(&audit, "lick", "numpy"));
+    assert_eq!(audit_bytes(b"cos\nsystem\n").unwrap().format, "pickle");
+}
+
+// ---- tar
+
+fn tar(members: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, kind, data) in members {
+        let mut header = vec![0; 512];
+        header[..name.len()].copy_from_slice(name);
+        header[124..135].copy_from_slice(format!("{:011o}", data.len()).as_bytes());
+        header[156] = *kind;
+        header[148..156].fill(b' ');
+        let sum: u64 = header.iter().map(|byte| u64::from(*byte)).sum();
+        header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        out.extend(header);
+        out.extend_from_slice(data);
+        out.resize(out.len().next_multiple_of(512), 0);
+    }
+    out
+}
+
+#[test]
+fn every_pickle_of_every_member_of_a_tar_is_looked_at() {
+    let number = b"\x80\x02K\x02.";
+    let arguments = b"\x80\x02X\x01\0\0\x000X\x03\0\0\0cpuctorch\nFloatStorage\n\x87.";
+    let honest = [&number[..], arguments, &1u64.to_le_bytes(), &1f32.to_le_bytes(), arguments, &[0; 8]].concat();
+    let long = [b'n'; 200];
+    let plain = audit_bytes(&tar(&[(b"storages", b'0', &honest), (b"sys_info", b'0', b"\x80\x02}.")])).unwrap();
+    assert_eq!(plain.verdict, Verdict::Notice, "{:?}", plain.findings);
+    assert!(names(&plain, "torch", "FloatStorage"));
+    for member in [
+        [&honest, EVIL].concat(),
+        [&honest, &b"(dp0\n"[..], EVIL].concat(),
+        [number, EVIL].concat(),
+        EVIL.to_vec(),
+        [&b"(S'x'\n"[..], b"ios\ngetenv\n."].concat(),
+        [&honest, &b"\x80\x04\x8c\x02os\x8c\x06getenv\x93."[..]].concat(),
+    ] {
+        for file in [
+            tar(&[(b"storages", b'0', &member)]),
+            tar(&[(b"././@LongLink", b'L', &long), (b"n", b'0', &member)]),
+            tar(&[(b"link", b'2', b""), (b"x", b'7', &member)]),
+            [tar(&[(b"a", b'0', b"x")]), vec![0; 1024], member.clone()].concat(),
+        ] {
+            let audit = audit_bytes(&file).unwrap();
+            assert!(names(&audit, "os", "getenv"), "{}: {:?}", member.escape_ascii(), audit.findings);
+            assert_eq!((audit.format, audit.verdict), ("tar", Verdict::Dangerous));
+        }
+    }
+}
+
+// ---- pickles
+
+#[test]
+fn pickles_behind_the_first_are_named_however_many_there_are() {
+    let many = [&b"N.".repeat(5000)[..], EVIL].concat();
+    let behind_data = [&b"\x80\x02N."[..], &[7; 5000], EVIL].concat();
+    for file in [
+        many.clone(),
+        behind_data,
+        archive(&[&Pickle::new().raw(b"}").stop(), EVIL].concat(), &[]),
+        archive(&many, &[]),
+    ] {
+        let audit = audit_bytes(&file).unwrap();
+        assert!(names(&audit, "os", "getenv") && audit.verdict == Verdict::Dangerous, "{:?}", audit.findings);
+        assert!(rules(&audit).contains(&"trailing-pickle"));
+    }
+    // A position is one within the member.
+    let audit = audit_bytes(&[&b"N.N."[..], EVIL].concat()).unwrap();
+    assert_eq!(audit.globals[0].position, 4);
+}
+
+/// To Python's unpickler in C the next pickle begins behind the frame, however early the first one stops in it.
+#[test]
+fn a_pickle_that_stops_within_its_frame_hides_no_other() {
+    let file = [&b"\x80\x04\x95\x04\0\0\0\0\0\0\0N.VxcX\nY\n."[..]].concat();
+    let audit = audit_bytes(&file).unwrap();
+    assert!(names(&audit, "X", "Y") && rules(&audit).contains(&"frame"), "{:?}", audit.globals);
+}
+
+#[test]
+fn a_pickle_without_a_mark_where_a_storage_should_be_is_found() {
+    let mut all = members(&Pickle::new().raw(b"}").stop(), &[]);
+    all.push(Member::stored("archive/data/0", EVIL));
+    let audit = audit_bytes(&zip(&all)).unwrap();
+    assert!(rules(&audit).contains(&"extra-pickle") && audit.verdict == Verdict::Dangerous);
+}
+
+#[test]
+fn no_number_of_harmless_calls_hides_another() {
+    let names = (0..1500).fold(Pickle::new(), |pickle, at| pickle.global("aaa", &format!("n{at}")).raw(b"0"));
+    let called = (0..3000).fold(names, |pickle, _| pickle.global("collections", "Counter").raw(b")R)R0"));
+    let encoded = called.global("_codecs", "encode").text("a").text("zlib").raw(b"\x86R.").bytes();
+    let audit = audit_bytes(&encoded).unwrap();
+    let said = |what: &str| audit.findings.iter().filter(|finding| finding.what.contains(what)).count();
+    assert_eq!((said("Latin-1"), said("result of a call")), (1, 100));
+}
+
+#[test]
+fn what_calls_another_by_name_is_judged_by_that() {
+    let encode = |pickle: Pickle| pickle.global("_codecs", "encode");
+    let typed = |pickle: Pickle| pickle.global("torch._tensor", "_rebuild_from_type_v2").raw(b"(");
+    let inner = encode(typed(Pickle::new())).global("torch", "Tensor").text("a").text("zlib").raw(b"\x86NtR.").bytes();
+    let hidden = Pickle::new().global("torch._tensor", "_rebuild_from_type_v2").raw(b")R.").bytes();
+    let by_new = Pickle::new().global("copyreg", "_reconstructor").global("builtins", "bytes");
+    let by_new = by_new.global("builtins", "bytes").int(1 << 40).raw(b"\x87R.").bytes();
+    for pickle in [inner, hidden, by_new] {
+        let audit = audit_bytes(&pickle).unwrap();
+        assert!(rules(&audit).contains(&"argument-denied"), "{}: {:?}", pickle.escape_ascii(), audit.findings);
+    }
+}
+
+#[test]
+fn few_bytes_that_python_makes_much_of_are_suspicious() {
+    let large = 1 << 38;
+    let call = |module: &str, name: &str, arguments: &dyn Fn(Pickle) -> Pickle| {
+        arguments(Pickle::new().global(module, name).raw(b"(")).raw(b"tR.").bytes()
+    };
+    let builtin = |name: &str, numbers: &[i64]| {
+        call("builtins", name, &|pickle| numbers.iter().fold(pickle, |pickle, number| pickle.int(*number)))
+    };
+    let suspicious = [
+        builtin("range", &[large]),
+        builtin("range", &[0, -large, -1]),
+        builtin("bytes", &[large]),
+        builtin("bytearray", &[large]),
+        call("builtins", "bytearray", &|pickle| pickle.raw(b"\x8a\x09\0\0\0\0\0\0\0\0\x01")),
+        call("builtins", "bytes", &|pickle| pickle.global("builtins", "int").text("99999999999").raw(b"\x85R")),
+        call("builtins", "list", &|pickle| pickle.global("builtins", "range").int(large).raw(b"\x85R")),
+        call("numpy", "ndarray", &|pickle| pickle.ints(&[1 << 20, 1 << 20])),
+        call("numpy.core.multiarray", "_reconstruct", &|pickle| pickle.global("numpy", "ndarray").ints(&[large])),
+        call("torch", "FloatStorage", &|pickle| pickle.int(large)),
+        call("torch.storage", "UntypedStorage", &|pickle| pickle.int(large)),
+        Pickle::new().global("builtins", "bytes").int(large).raw(b"\x85}\x92.").bytes(),
+        Pickle::new().global("builtins", "bytearray").int(large).raw(b"\x85\x81.").bytes(),
+    ];
+    for pickle in suspicious {
+        let audit = audit_bytes(&pickle).unwrap();
+        assert_eq!(audit.verdict, Verdict::Suspicious, "{}", pickle.escape_ascii());
+        assert!(rules(&audit).contains(&"argument-denied"), "{:?}", audit.findings);
+    }
+    for pickle in [
+        builtin("range", &[0, 1000, 3]),
+        builtin("range", &[large, large + 5]),
+        builtin("bytes", &[16]),
+        builtin("bytearray", &[]),
+        call("builtins", "bytearray", &|pickle| pickle.raw(b"C\x03abc")),
+        call("builtins", "bytearray", &|pickle| {
+            pickle.global("_codecs", "encode").text("a").text("latin1").raw(b"\x86R")
+        }),
+        call("builtins", "complex", &|pickle| pickle.int(large)),
+        call("numpy.core.multiarray", "_reconstruct", &|pickle| pickle.global("numpy", "ndarray").ints(&[0])),
+    ] {
+        let audit = audit_bytes(&pickle).unwrap();
+        assert!(audit.verdict <= Verdict::Notice, "{}: {:?}", pickle.escape_ascii(), audit.findings);
+    }
+}
+
+#[test]
+fn a_finding_says_where_it_is_or_nothing() {
+    for (pickle, position) in [(&b"\x80\x02N0]q\x00h\x00a."[..], Some(4)), (b"\x80\x02}(NNNNu.", None)] {
+        let audit = audit_bytes(pickle).unwrap();
+        let finding = audit.findings.iter().find(|finding| finding.severity > Severity::Notice).unwrap();
+        assert_eq!(finding.spot.as_ref().and_then(|spot| spot.position), position, "{finding}");
+        assert_eq!(finding.to_string().contains("byte"), position.is_some(), "{finding}");
+    }
+}
+
+/// A text of megabytes that a thousand names, keys or findings share must not be copied for each.
+#[test]
+fn what_is_shared_is_not_copied_for_each_use() {
+    const SHARED: usize = 8 << 20;
+    let shared = "m".repeat(SHARED);
+    let begin = || Pickle::new().text(&shared).raw(b"q\x000");
+    let named = (0..1000).fold(begin(), |pickle, at| pickle.raw(b"h\x00").text(&format!("n{at}")).raw(b"\x930"));
+    let audit = audit_bytes(&named.raw(b"N.").bytes()).unwrap();
+    let bytes: usize = audit.globals.iter().map(|global| global.module.len()).sum();
+    let said: usize = audit.findings.iter().map(|finding| finding.what.len()).sum();
+    assert!(audit.globals.len() == 1000 && bytes + said < 2 << 20, "{bytes} {said}");
+
+    // Ten thousand keys of 8 MB would be 80 GB.
+    let keys = |last: i64| {
+        let all = (0..10_000).fold(begin().raw(b"}("), |pickle, at| pickle.raw(b"h\x00").int(at).raw(b"\x86N"));
+        all.raw(b"h\x00").int(last).raw(b"\x86Nu.").bytes()
+    };
+    assert!(!rules(&audit_bytes(&keys(10_000)).unwrap()).contains(&"duplicate-key"));
+    assert!(rules(&audit_bytes(&keys(77)).unwrap()).contains(&"duplicate-key"));
+
+    let member = "x".repeat(60_000);
+    let pickle = (0..2000).fold(Pickle::new(), |pickle, at| pickle.global("aaa", &format!("n{at}")).raw(b"0"));
+    let mut all = members(&Pickle::new().raw(b"}").stop(), &[]);
+    all.push(Member::stored(&format!("archive/{member}.pkl"), &pickle.raw(b"N.").bytes()));
+    let audit = audit_bytes(&zip(&all)).unwrap();
+    assert!(serde_json::to_vec(&audit).unwrap().len() < 4 << 20);
+}
+
+// ---- folders
+
+fn told(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {} {}", said.out, said.err))
+}
+
+#[test]
+fn every_file_of_a_folder_is_accounted_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    let whole = folder.path().to_str().unwrap();
+    put("README.md", b"class of models\ncalled so\n");
+    put("requirements.txt", b"click\nnumpy\n");
+    put("config.json", br#"{"data":{"a":1}}"#);
+    put("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
+    put("vocabulary.npz", &zip(&[Member::stored("a.npy", b"\x93NUMPY")]));
+    put("model.gguf", b"GGUF\x03\0\0\0");
+    put("__init__.py", b"");
+    put("model.safetensors", &safetensors(128, b"1234"));
+    let said = vramp(&["audit", whole, "--json"]);
+    let json = told(&said);
+    assert_eq!((said.code, &json["others"], &json["verdict"]), (Some(0), &7.into(), &"clean".into()), "{json}");
+    assert!(vramp(&["audit", whole]).out.contains("7 other files looked at"));
+
+    for (name, bytes, rule, word) in [
+        ("a.pt", &b""[..], "empty-file", "empty"),
+        ("b.bin", b"<!DOCTYPE html><html>", "not-weights", "HTML"),
+        ("c.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 42\n", "not-weights", "LFS"),
+        ("d.gguf", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 42\n", "not-weights", "LFS"),
+        ("e.ckpt.part", &[1, 2, 3, 4, 5, 6, 7, 8, 9], "not-recognised", "neither"),
+        ("f.pth", &[0; 100], "not-weights", "zero bytes"),
+        ("g.pt", b"GGUF\x03\0\0\0", "other-format", "GGUF"),
+        ("h.pt", &zip(&[Member::stored("a", b"b")]), "pickle-missing", "data.pkl"),
+        ("i.safetensors", &[&(1u64 << 30).to_le_bytes()[..], br#"{"t":{"dtype""#].concat(), "safetensors", "header"),
+    ] {
+        put(name, bytes);
+        let said = vramp(&["audit", whole, "--json"]);
+        let json = told(&said);
+        assert_eq!((said.code, &json["others"], &json["verdict"]), (Some(3), &7.into(), &"malformed".into()), "{json}");
+        let findings = json["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["place"].as_str().unwrap().contains(name));
+        let found = found.unwrap_or_else(|| panic!("{name}: {json}"));
+        assert!(found["rule"] == rule && found["what"].as_str().unwrap().contains(word), "{name}: {found}");
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_hides_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("evil.pkl"), EVIL).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("dangling.pt")).unwrap();
+    let deep = (0..10).fold(folder.path().to_owned(), |path, at| path.join(format!("d{at}")));
+    std::fs::create_dir_all(&deep).unwrap();
+    let whole = folder.path().to_str().unwrap();
+    let said = vramp(&["audit", whole, "--json"]);
+    let json = told(&said);
+    assert_eq!((said.code, &json["verdict"]), (Some(4), &"dangerous".into()));
+    let unreadable = json["unreadable"].to_string();
+    assert!(unreadable.contains("dangling.pt") && unreadable.contains("d8"), "{unreadable}");
+    let text = vramp(&["audit", whole]);
+    assert!(text.code == Some(4) && text.out.contains("os.getenv") && text.out.contains("dangling.pt"), "{}", text.out);
+    let sarif: Value = serde_json::from_str(&vramp(&["audit", whole, "--format", "sarif"]).out).unwrap();
+    let invocation = &sarif["runs"][0]["invocations"][0];
+    assert_eq!(invocation["executionSuccessful"], false);
+    assert_eq!(invocation["toolExecutionNotifications"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_path_that_is_not_utf_8_is_written_with_replacements() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"m\xff.pkl"));
+    std::fs::write(&path, EVIL).unwrap();
+    for of in [path.as_path(), folder.path()] {
+        for format in ["json", "sarif", "text"] {
+            let audit = Command::new(env!("CARGO_BIN_EXE_vramp"))
+                .arg("audit")
+                .arg(of)
+                .args(["--format", format])
+                .output()
+                .unwrap();
+            let out = String::from_utf8(audit.stdout).unwrap();
+            assert!(audit.status.code() == Some(1) && out.contains("m\u{fffd}.pkl"), "{out}");
+        }
+    }
+    assert!(serde_json::to_string(&audit(Path::new(&path)).unwrap()).is_ok());
+}
+
+#[test]
+fn a_name_is_escaped_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.pkl");
+    std::fs::write(&path, b"ca\\b\x1b[1m\nn'\"\n.").unwrap();
+    let text = vramp(&["audit", path.to_str().unwrap()]).out;
+    assert!(text.contains(r#"names a\b\u{1b}[1m.n'", which"#), "{text}");
+}
