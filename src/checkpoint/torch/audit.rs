@@ -231,8 +231,10 @@ impl Audit {
         }
         if first.ran.stopped {
             self.pickles(Place::of(bytes, None), 0)?;
-        } else if first.tells() {
+        } else if first.names_something() {
             self.take(&first);
+        } else {
+            self.globals.extend(first.globals.iter().cloned());
         }
         self.add(match other {
             _ if bytes.is_empty() => Finding::malformed("empty-file", "an empty file: nothing was written, or fetched"),

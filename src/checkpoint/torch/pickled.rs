@@ -46,6 +46,8 @@ pub(crate) struct Pickled {
     pub(crate) walk: Walk,
     pub(crate) globals: Vec<NamedGlobal>,
     pub(crate) findings: Vec<Finding>,
+    /// The worst of those names that could be ones of Python.
+    worst: Option<Danger>,
     /// Bytes that were read for it.
     pub(crate) read: usize,
     /// Where it ends to an unpickler to which its frames end elsewhere.
@@ -72,7 +74,8 @@ impl Pickled {
     fn of(ran: Ran) -> Pickled {
         let read = ran.arena.bytes.len();
         let walk = ran.result.map(|root| pickle::walk(&ran.arena, root)).unwrap_or_default();
-        let mut pickled = Pickled { ran, walk, globals: Vec::new(), findings: Vec::new(), read, other_end: None };
+        let mut pickled =
+            Pickled { ran, walk, globals: Vec::new(), findings: Vec::new(), worst: None, read, other_end: None };
         pickled.grade();
         pickled.check_calls();
         let broken = pickled.ran.faults.iter().chain(&pickled.walk.broken);
@@ -91,6 +94,7 @@ impl Pickled {
         let known: HashSet<(String, String)> = self.globals.iter().map(NamedGlobal::key).collect();
         self.globals.extend(other.globals.into_iter().filter(|global| !known.contains(&global.key())));
         self.findings.extend(other.findings);
+        self.worst = self.worst.max(other.worst);
         self.ran.wants = self.ran.wants.max(other.ran.wants);
         self.other_end = Some(other.ran.end).filter(|end| other.ran.stopped && *end != self.ran.end);
     }
@@ -121,21 +125,12 @@ impl Pickled {
 
     /// Whether a name in it could be one of Python: other data hold lines too.
     pub(crate) fn names_something(&self) -> bool {
-        let is_name = |name: &str| {
-            name.split('.').all(|part| {
-                let digit = part.chars().next().is_none_or(|first| first.is_ascii_digit());
-                !digit && part.chars().all(|c| c == '_' || c.is_alphanumeric())
-            })
-        };
-        self.globals
-            .iter()
-            .any(|global| global.danger == Danger::Dangerous || (is_name(&global.module) && is_name(&global.name)))
+        self.worst.is_some()
     }
 
     /// Whether it does more than naming something: text that begins with a certain letter does that.
     pub(crate) fn acts(&self) -> bool {
-        let dangerous = self.globals.iter().any(|global| global.danger == Danger::Dangerous);
-        self.ran.stopped || dangerous || !self.ran.arena.calls.is_empty()
+        self.ran.stopped || self.worst == Some(Danger::Dangerous) || !self.ran.arena.calls.is_empty()
     }
 
     /// Says that a limit was met.
@@ -155,9 +150,13 @@ impl Pickled {
     /// Lists every name that was pushed, and what is to be said of it.
     fn grade(&mut self) {
         let (mut globals, mut findings) = (Vec::new(), Vec::new());
-        let (mut names, mut told) = ([0; 2], [0; 2]);
+        let (mut names, mut told, mut worst) = ([0; 2], [0; 2], None);
         for seen in seen(&self.ran.arena) {
             let (global, short) = seen.named(&self.ran.arena);
+            let (module, name) = self.ran.arena.names(&seen.first);
+            if is_name(module) && is_name(name) {
+                worst = worst.max(Some(global.danger));
+            }
             // Many unknown names must not leave out what is known to run code.
             let kind = usize::from(global.danger == Danger::Dangerous);
             let [names, told] = [&mut names, &mut told].map(|counts| counts.get_mut(kind));
@@ -178,7 +177,7 @@ impl Pickled {
             let what = format!("{} different names; {} are listed", names.iter().sum::<usize>(), globals.len());
             findings.push(Finding::suspicious("resource-limit", what));
         }
-        (self.globals, self.findings) = (globals, findings);
+        (self.globals, self.findings, self.worst) = (globals, findings, worst);
     }
 
     fn spot(&self, seen: &Seen, global: String) -> Spot {
@@ -274,6 +273,17 @@ impl Seen {
         let (position, count) = (self.first.offset.into(), self.ids.len() as u64);
         (NamedGlobal { module, name, danger, position, count, member: None }, short)
     }
+}
+
+/// Whether Python could import it, or find it in what it has imported: names with dots between.
+fn is_name(name: &str) -> bool {
+    // Thousands of globals may share a name of megabytes.
+    const LONGEST_READ: usize = 4 << 10;
+    name.len() > LONGEST_READ
+        || name.split('.').all(|part| {
+            let digit = part.chars().next().is_none_or(|first| first.is_ascii_digit());
+            !digit && part.chars().all(|c| c == '_' || c.is_alphanumeric())
+        })
 }
 
 fn of_global(global: &NamedGlobal) -> Option<Finding> {

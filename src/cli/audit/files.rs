@@ -14,7 +14,7 @@ use super::super::interrupt::Interrupt;
 use super::super::output::Failure;
 
 /// Folders below the one that was named that are looked into.
-const MOST_DEPTH: usize = 8;
+const MOST_DEPTH: usize = 64;
 
 /// Ends of names of files that are unpickled, or taken for weights without asking.
 #[rustfmt::skip]
