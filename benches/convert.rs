@@ -4,7 +4,8 @@
 
 use std::hint::black_box;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use vramp::convert::{Float, Scales, convert, transpose};
 use vramp::digest::checksum;
 
@@ -22,32 +23,52 @@ fn weights(format: Float) -> Vec<u8> {
     }
 }
 
+/// One line, and below it a copy that reads and writes as many bytes.
+fn beside_a_copy(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    source: &[u8],
+    target_bytes: usize,
+    mut work: impl FnMut(&[u8], &mut [u8]),
+) {
+    let mut target = vec![0; target_bytes];
+    group.throughput(Throughput::Bytes((source.len() + target_bytes) as u64));
+    group.bench_function(name, |bencher| bencher.iter(|| work(black_box(source), black_box(&mut target))));
+    let (from, mut to) = (vec![1; (source.len() + target_bytes) / 2], vec![0; (source.len() + target_bytes) / 2]);
+    group.bench_function(format!("{name}: copy"), |bencher| {
+        bencher.iter(|| black_box(&mut to).copy_from_slice(black_box(&from)));
+    });
+}
+
 fn converting(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("convert");
     group.sample_size(20);
-    let source = weights(Float::F32);
-    let mut target = vec![0; source.len()];
-    group.throughput(Throughput::Bytes(2 * source.len() as u64));
-    group.bench_function("copy", |bencher| bencher.iter(|| black_box(&mut target).copy_from_slice(black_box(&source))));
-    let mut case = |from: Float, to: Float, scales: Option<Scales<'_>>| {
-        let source = weights(from);
-        let mut target = vec![0; ELEMENTS * to.bytes() as usize];
-        group.throughput(Throughput::Bytes((source.len() + target.len()) as u64));
-        let scaled = if scales.is_some() { ", 128x128 scales" } else { "" };
-        group.bench_function(format!("{} to {}{scaled}", from.name(), to.name()), |bencher| {
-            bencher.iter(|| convert(black_box(&source), from, black_box(&mut target), to, scales).unwrap());
+    let mut case = |from: Float, to: Float, what: &str, scales: Option<Scales<'_>>| {
+        let name = format!("{} to {}{what}", from.name(), to.name());
+        beside_a_copy(&mut group, &name, &weights(from), ELEMENTS * to.bytes() as usize, |source, target| {
+            convert(source, from, target, to, scales).unwrap();
         });
     };
-    for from in [Float::F64, Float::F32, Float::F16, Float::BF16, Float::F8E4M3] {
+    for from in [Float::F64, Float::F32, Float::F16, Float::BF16, Float::F8E4M3, Float::F8E5M2] {
         for to in [Float::F32, Float::F16, Float::BF16] {
             if from != to {
-                case(from, to, None);
+                case(from, to, "", None);
             }
         }
     }
-    let values = vec![0.37; 32 * 32];
-    let scales = Scales { values: &values, first: 0, columns: 4096, block_rows: 128, block_columns: 128 };
-    case(Float::F8E4M3, Float::BF16, Some(scales));
+    let columns = 4096;
+    let rows = ELEMENTS as u64 / columns;
+    for (what, block_rows, block_columns) in [
+        (", one scale", rows, columns),
+        (", a scale a row", 1, columns),
+        (", 128x128 scales", 128, 128),
+        (", 1x32 scales", 1, 32),
+        (", a scale a column", rows, 1),
+    ] {
+        let values = vec![0.37; (rows.div_ceil(block_rows) * columns.div_ceil(block_columns)) as usize];
+        let scales = Scales { values: &values, first: 0, columns, block_rows, block_columns };
+        case(Float::F8E4M3, Float::BF16, what, Some(scales));
+    }
 }
 
 fn others(criterion: &mut Criterion) {

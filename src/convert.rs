@@ -5,21 +5,21 @@
 //! top payload bits. Only where a scale is involved a NaN is [`f32::NAN`] without sign or payload, because processors
 //! disagree there. Nothing here allocates per element, starts threads or knows a file; slices of any alignment are taken.
 
-use std::ops::Range;
-
 use serde::Serialize;
 
 use crate::dtype::Dtype;
 
 mod elements;
+mod loops;
 #[cfg(test)]
 mod tests;
 mod transpose;
 
+use loops::{Job, Vectors};
 pub use transpose::transpose;
 
-/// Elements that are converted at a time: their intermediate values stay in the first-level cache.
-const CHUNK: usize = 1024;
+/// Elements that are converted at a time: their scales stay in the first-level cache.
+const CHUNK: usize = 2048;
 
 /// Float formats that conversion knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -184,23 +184,11 @@ pub fn convert(
     if let Some(scales) = &scales {
         scales.check(elements as u64)?;
     }
-    Ok(match scales {
-        _ if elements == 0 => 0,
-        None if same => {
-            target.copy_from_slice(source);
-            0
-        }
-        None if from.width() == 1 => {
-            elements::by_table(source, from, target, to);
-            0
-        }
-        None if elements::direct(source, from, target, to) => 0,
-        Some(scales) if from.width() == 1 && scales.is_coarse(elements as u64) => match to {
-            Float::F32 => by_tables::<4>(source, from, target, to, scales),
-            _ => by_tables::<2>(source, from, target, to, scales),
-        },
-        scales => by_chunks(source, from, target, to, scales),
-    })
+    if same {
+        target.copy_from_slice(source);
+        return Ok(0);
+    }
+    Ok(by_chunks(source, from, target, to, scales, Vectors::widest()))
 }
 
 /// Decodes a tensor of scales (F32, F16, BF16, F64, F8_E8M0) to F32. `None` for another type or a broken length.
@@ -212,8 +200,8 @@ pub fn decode_f32(source: &[u8], dtype: &Dtype) -> Option<Vec<f32>> {
     if from.width() == 1 || !source.len().is_multiple_of(from.width()) {
         return None;
     }
-    let mut values = vec![0.0; source.len() / from.width()];
-    elements::decode(source, from, Float::F32, &mut values);
+    let mut values = vec![0.0f32; source.len() / from.width()];
+    by_chunks(source, from, bytemuck::cast_slice_mut(&mut values), Float::F32, None, Vectors::widest());
     Some(values)
 }
 
@@ -227,64 +215,26 @@ fn count(source: &[u8], source_element: usize, target: &[u8], target_element: us
     fits.then_some(elements).ok_or(ConvertError::Lengths { source_bytes, source_element, target_bytes, target_element })
 }
 
-/// Source to F32, times the scales, to the target; a chunk at a time.
-fn by_chunks(source: &[u8], from: Float, target: &mut [u8], to: Float, mut scales: Option<Scales<'_>>) -> u64 {
-    let (mut values, mut overflowed) = ([0.0; CHUNK], 0);
+/// Converts a chunk at a time, each with its scales. Returns how many finite elements became infinite.
+fn by_chunks(
+    source: &[u8],
+    from: Float,
+    target: &mut [u8],
+    to: Float,
+    scales: Option<Scales<'_>>,
+    vectors: Vectors,
+) -> u64 {
+    let (mut factors, mut overflowed) = ([0.0; CHUNK], 0);
     let chunks = source.chunks(CHUNK * from.width()).zip(target.chunks_mut(CHUNK * to.width()));
-    for (source, target) in chunks {
-        let values = &mut values[..source.len() / from.width()];
-        elements::decode(source, from, to, values);
+    for (index, (source, target)) in (0..).zip(chunks) {
+        let factors = &mut factors[..source.len() / from.width()];
         if let Some(scales) = &scales {
-            scales.each(values, elements::multiply);
+            scales.fill(scales.first.saturating_add(index * CHUNK as u64), factors);
         }
-        elements::encode(values, to, target);
-        if elements::any_not_finite(target, to) {
-            overflowed += count_overflows(source, from, target, to, scales);
-        }
-        if let Some(scales) = &mut scales {
-            scales.first += values.len() as u64;
-        }
+        let factors = scales.is_some().then_some(&*factors);
+        overflowed += u64::from(Job { source, factors, target }.run(from, to, vectors));
     }
     overflowed
-}
-
-/// Tables of scaled results that are kept at a time: those of all blocks in a row of blocks, usually.
-const TABLES: u64 = 64;
-
-/// One-byte elements by a table of all 256 scaled results for each block; `N` bytes a result.
-fn by_tables<const N: usize>(source: &[u8], from: Float, target: &mut [u8], to: Float, scales: Scales<'_>) -> u64 {
-    let across = scales.columns.div_ceil(scales.block_columns);
-    let mut tables = vec![None::<(u64, elements::Table<N>)>; usize::try_from(across.min(TABLES)).unwrap_or(1)];
-    let mut overflowed = 0;
-    scales.parts(source.len(), |part, block, scale| {
-        let slot = usize::try_from(block % tables.len() as u64).unwrap_or(0);
-        let table = match &mut tables[slot] {
-            Some((of, table)) if *of == block => table,
-            other => &mut other.insert((block, elements::table_of(from, to, Some(scale)))).1,
-        };
-        let (source, target) = (&source[part.clone()], &mut target[part.start * N..part.end * N]);
-        elements::look_up(source, &table.results, target);
-        if table.any_infinite {
-            let overflows = |(source, target): &(&u8, &[u8])| {
-                elements::is_infinite(target, to) && elements::is_finite(&[**source], from) && scale.is_finite()
-            };
-            overflowed += source.iter().zip(target.chunks_exact(N)).filter(overflows).count() as u64;
-        }
-    });
-    overflowed
-}
-
-/// How many of a chunk's infinite results came from finite elements and finite scales. Rarely called, so plainly written.
-fn count_overflows(source: &[u8], from: Float, target: &[u8], to: Float, scales: Option<Scales<'_>>) -> u64 {
-    let mut factors = [1.0; CHUNK];
-    if let Some(scales) = scales {
-        scales.each(&mut factors[..source.len() / from.width()], |part, scale| part.fill(scale));
-    }
-    let elements = source.chunks_exact(from.width()).zip(target.chunks_exact(to.width())).zip(&factors);
-    let overflowed = elements.filter(|((source, target), factor)| {
-        elements::is_infinite(target, to) && elements::is_finite(source, from) && factor.is_finite()
-    });
-    overflowed.count() as u64
 }
 
 impl Scales<'_> {
@@ -301,36 +251,29 @@ impl Scales<'_> {
         if needed > given as u64 { Err(ConvertError::Scales { needed, given }) } else { Ok(()) }
     }
 
-    /// Whether blocks, or what there is of them, are so large that a table for each is worth its making.
-    fn is_coarse(&self, elements: u64) -> bool {
-        let block = self.block_rows.saturating_mul(self.block_columns.min(self.columns));
-        block.min(elements) >= 4096 && self.block_columns.min(self.columns) >= 32
-    }
-
-    /// Calls `apply` for each part of `values` that lies in one row and one block, with that block's scale.
-    fn each(&self, values: &mut [f32], apply: impl Fn(&mut [f32], f32)) {
-        self.parts(values.len(), |part, _, scale| apply(&mut values[part], scale));
-    }
-
-    /// Calls `apply` for each part of `len` elements that lies in one row and one block, with the number of the block and its
-    /// scale. [`Scales::check`] has seen to it that every scale is there.
-    fn parts(&self, len: usize, mut apply: impl FnMut(Range<usize>, u64, f32)) {
+    /// The scales of the elements from `first` on, one for each place. [`Scales::check`] has seen to it that every scale is there.
+    fn fill(&self, first: u64, mut factors: &mut [f32]) {
         let across = self.columns.div_ceil(self.block_columns);
-        let (mut row, mut column) = (self.first / self.columns, self.first % self.columns);
-        let mut start = 0;
-        while start < len {
-            let block = column / self.block_columns;
-            let end = (block + 1).saturating_mul(self.block_columns).min(self.columns);
-            let index = row / self.block_rows * across + block;
-            let scale =
-                usize::try_from(index).ok().and_then(|index| self.values.get(index)).copied().unwrap_or(f32::NAN);
-            let left = len - start;
-            let next = start + usize::try_from(end - column).map_or(left, |part| part.min(left));
-            apply(start..next, index, scale);
-            (start, column) = (next, end);
-            if column == self.columns {
-                (row, column) = (row + 1, 0);
+        let (mut row, mut column) = (first / self.columns, first % self.columns);
+        while !factors.is_empty() {
+            let (mut of_row, rest) = factors.split_at_mut(within(self.columns - column, factors.len()));
+            let index = row / self.block_rows * across + column / self.block_columns;
+            let scales = usize::try_from(index).ok().and_then(|index| self.values.get(index..)).unwrap_or_default();
+            let mut left = self.block_columns - column % self.block_columns;
+            for scale in scales {
+                let (of_block, others) = of_row.split_at_mut(within(left, of_row.len()));
+                of_block.fill(*scale);
+                (of_row, left) = (others, self.block_columns);
+                if of_row.is_empty() {
+                    break;
+                }
             }
+            (factors, row, column) = (rest, row + 1, 0);
         }
     }
+}
+
+/// `count`, at most `len`.
+fn within(count: u64, len: usize) -> usize {
+    usize::try_from(count).map_or(len, |count| count.min(len))
 }

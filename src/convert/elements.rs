@@ -1,110 +1,195 @@
-//! Slices of elements to F32 and back, in loops that the compiler can vectorise. Knows no scales and counts nothing.
+//! One element of each float format to F32 and back, without a branch and without a table: loops over it become vector code.
+//!
+//! It knows neither slices nor scales. Both ways are exact or rounded once, to nearest, ties to even; an addition of floats rounds
+//! where the result is subnormal. A NaN stays a quiet NaN with its sign and the top of its payload.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt as _;
+/// A format of `N` bytes that can be read.
+pub(super) trait Decode<const N: usize> {
+    /// The value. Exact but for F64, which is rounded to nearest where that is the `last` rounding, and otherwise to odd: one bit is
+    /// left that tells the rounding that counts what was lost.
+    fn decode(bytes: [u8; N], last: bool) -> f32;
 
-use super::{CHUNK, Float};
-
-/// The values of packed elements, exactly. F64 is the exception: F32 cannot hold it, so it is rounded, to nearest if F32 is
-/// what it is `to` become, else to odd, which leaves the one rounding that counts to [`encode`].
-pub(super) fn decode(source: &[u8], from: Float, to: Float, values: &mut [f32]) {
-    match from {
-        Float::F64 if to == Float::F32 => each(source, values, |bytes| nearest(f64::from_le_bytes(bytes))),
-        Float::F64 => each(source, values, |bytes| to_odd(f64::from_le_bytes(bytes))),
-        Float::F32 => each(source, values, f32::from_le_bytes),
-        Float::BF16 => each(source, values, |bytes| widen_bf16(u16::from_le_bytes(bytes))),
-        Float::F16 => widen_f16(source, values),
-        Float::F8E4M3 => each(source, values, |[bits]: [u8; 1]| E4M3[usize::from(bits)]),
-        Float::F8E5M2 => each(source, values, |[bits]: [u8; 1]| E5M2[usize::from(bits)]),
-        Float::F8E4M3Fnuz => each(source, values, |[bits]: [u8; 1]| E4M3FNUZ[usize::from(bits)]),
-        Float::F8E5M2Fnuz => each(source, values, |[bits]: [u8; 1]| E5M2FNUZ[usize::from(bits)]),
+    /// Whether an element whose value is `value` is finite.
+    #[inline(always)]
+    fn is_finite(_bytes: [u8; N], value: f32) -> bool {
+        value.is_finite()
     }
 }
 
-fn each<const N: usize>(source: &[u8], values: &mut [f32], one: impl Fn([u8; N]) -> f32) {
-    for (bytes, value) in source.as_chunks::<N>().0.iter().zip(values) {
-        *value = one(*bytes);
+/// A format of `N` bytes that can be written. Its elements are the lower bits of a `u32` meanwhile: lanes of one width vectorise best.
+pub(super) trait Encode<const N: usize> {
+    /// Whether it holds every F32.
+    const HOLDS_F32: bool = false;
+
+    /// The magnitude of infinity.
+    const INFINITY: u32;
+
+    /// The nearest element.
+    fn encode(value: f32) -> u32;
+
+    /// Its bytes.
+    fn bytes(element: u32) -> [u8; N];
+
+    /// Whether it is infinite.
+    #[inline(always)]
+    fn is_infinite(element: u32) -> bool {
+        element & (Self::INFINITY | (Self::INFINITY - 1)) == Self::INFINITY
     }
 }
 
-/// Rounds values, at most [`CHUNK`] of them, to the nearest elements of a target format.
-pub(super) fn encode(values: &[f32], to: Float, target: &mut [u8]) {
-    match to {
-        Float::F16 => {
-            let mut rounded = [f16::ZERO; CHUNK];
-            let rounded = &mut rounded[..values.len().min(CHUNK)];
-            rounded.convert_from_f32_slice(values);
-            target.copy_from_slice(bytemuck::cast_slice(rounded));
-        }
-        Float::BF16 => {
-            for (value, bytes) in values.iter().zip(target.as_chunks_mut::<2>().0) {
-                *bytes = narrow_bf16(value.to_bits()).to_le_bytes();
-            }
-        }
-        _ => {
-            for (value, bytes) in values.iter().zip(target.as_chunks_mut::<4>().0) {
-                *bytes = value.to_le_bytes();
-            }
-        }
+/// IEEE double precision.
+pub(super) enum F64 {}
+/// IEEE single precision.
+pub(super) enum F32 {}
+/// IEEE half precision.
+pub(super) enum F16 {}
+/// The upper half of an F32.
+pub(super) enum BF16 {}
+/// 4 exponent bits, bias 7; all ones are NaN.
+pub(super) enum E4M3 {}
+/// 5 exponent bits, bias 15: the upper half of an F16.
+pub(super) enum E5M2 {}
+/// 4 exponent bits, bias 8; minus zero is NaN.
+pub(super) enum E4M3Fnuz {}
+/// 5 exponent bits, bias 16; minus zero is NaN.
+pub(super) enum E5M2Fnuz {}
+
+const F32_INFINITY: u32 = 0x7f80_0000;
+const F32_QUIET: u32 = 0x0040_0000;
+const F32_MANTISSA_BITS: u32 = 23;
+const F32_BIAS: u32 = 127;
+
+impl Decode<8> for F64 {
+    #[inline(always)]
+    fn decode(bytes: [u8; 8], last: bool) -> f32 {
+        let value = f64::from_le_bytes(bytes);
+        let rounded = nearest(value);
+        if last { rounded } else { to_odd(value, rounded) }
+    }
+
+    #[inline(always)]
+    fn is_finite(bytes: [u8; 8], _value: f32) -> bool {
+        f64::from_le_bytes(bytes).is_finite()
     }
 }
 
-/// BF16 to F32 in one pass, without a place in between; `false`, with nothing done, for every other pair. Only pairs that cannot
-/// overflow may be here.
-pub(super) fn direct(source: &[u8], from: Float, target: &mut [u8], to: Float) -> bool {
-    if (from, to) != (Float::BF16, Float::F32) {
-        return false;
-    }
-    for (source, target) in source.as_chunks::<2>().0.iter().zip(target.as_chunks_mut::<4>().0) {
-        *target = widen_bf16(u16::from_le_bytes(*source)).to_le_bytes();
-    }
-    true
-}
-
-/// One-byte elements by a table of all 256 results. None of these formats overflows in any target.
-pub(super) fn by_table(source: &[u8], from: Float, target: &mut [u8], to: Float) {
-    match to {
-        Float::F32 => look_up(source, &table_of::<4>(from, to, None).results, target),
-        _ => look_up(source, &table_of::<2>(from, to, None).results, target),
+impl Decode<4> for F32 {
+    #[inline(always)]
+    fn decode(bytes: [u8; 4], _last: bool) -> f32 {
+        f32::from_le_bytes(bytes)
     }
 }
 
-/// What each of the 256 elements of a one-byte format becomes, in `N` bytes.
-#[derive(Clone)]
-pub(super) struct Table<const N: usize> {
-    pub(super) results: [[u8; N]; 256],
-    /// Whether any result is infinite, so that overflows must be looked for.
-    pub(super) any_infinite: bool,
-}
-
-/// The table for one scale, or without any.
-pub(super) fn table_of<const N: usize>(from: Float, to: Float, scale: Option<f32>) -> Table<N> {
-    let (mut bits, mut values, mut results) = ([0; 256], [0.0; 256], [[0; N]; 256]);
-    for (value, bits) in (0..=255).zip(&mut bits) {
-        *bits = value;
-    }
-    decode(&bits, from, to, &mut values);
-    if let Some(scale) = scale {
-        multiply(&mut values, scale);
-    }
-    encode(&values, to, results.as_flattened_mut());
-    let any_infinite = results.iter().any(|result| is_infinite(result, to));
-    Table { results, any_infinite }
-}
-
-/// Looks each element up.
-pub(super) fn look_up<const N: usize>(source: &[u8], table: &[[u8; N]; 256], target: &mut [u8]) {
-    for (bits, bytes) in source.iter().zip(target.as_chunks_mut::<N>().0) {
-        *bytes = table[usize::from(*bits)];
+impl Decode<2> for F16 {
+    #[inline(always)]
+    fn decode(bytes: [u8; 2], _last: bool) -> f32 {
+        widen_half(u32::from(u16::from_le_bytes(bytes)))
     }
 }
 
-/// Multiplies in F32. A NaN, met or made, is the one without sign and payload.
-pub(super) fn multiply(values: &mut [f32], scale: f32) {
-    for value in values {
-        let product = *value * scale;
-        *value = if product.is_nan() { f32::NAN } else { product };
+impl Decode<2> for BF16 {
+    #[inline(always)]
+    fn decode(bytes: [u8; 2], _last: bool) -> f32 {
+        let bits = u32::from(u16::from_le_bytes(bytes)) << 16;
+        f32::from_bits(quieted(bits))
     }
+}
+
+impl Decode<1> for E4M3 {
+    #[inline(always)]
+    fn decode([bits]: [u8; 1], _last: bool) -> f32 {
+        let bits = u32::from(bits);
+        let is_nan = bits & 0x7f == 0x7f;
+        let magnitude = if is_nan { F32_INFINITY | F32_QUIET } else { widen::<3, 7>(bits & 0x7f) };
+        f32::from_bits((bits & 0x80) << 24 | magnitude)
+    }
+}
+
+impl Decode<1> for E5M2 {
+    #[inline(always)]
+    fn decode([bits]: [u8; 1], _last: bool) -> f32 {
+        widen_half(u32::from(bits) << 8)
+    }
+}
+
+impl Decode<1> for E4M3Fnuz {
+    #[inline(always)]
+    fn decode([bits]: [u8; 1], _last: bool) -> f32 {
+        widen_fnuz::<3, 8>(u32::from(bits))
+    }
+}
+
+impl Decode<1> for E5M2Fnuz {
+    #[inline(always)]
+    fn decode([bits]: [u8; 1], _last: bool) -> f32 {
+        widen_fnuz::<2, 16>(u32::from(bits))
+    }
+}
+
+impl Encode<4> for F32 {
+    const HOLDS_F32: bool = true;
+    const INFINITY: u32 = F32_INFINITY;
+
+    #[inline(always)]
+    fn encode(value: f32) -> u32 {
+        value.to_bits()
+    }
+
+    #[inline(always)]
+    fn bytes(element: u32) -> [u8; 4] {
+        element.to_le_bytes()
+    }
+}
+
+impl Encode<2> for BF16 {
+    const INFINITY: u32 = 0x7f80;
+
+    /// Adding half of the last place, less one if the result would be even, rounds; a carry into the exponent is right.
+    #[inline(always)]
+    fn encode(value: f32) -> u32 {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        (if value.is_nan() { bits | F32_QUIET } else { rounded }) >> 16
+    }
+
+    #[inline(always)]
+    fn bytes(element: u32) -> [u8; 2] {
+        lower_half(element)
+    }
+}
+
+impl Encode<2> for F16 {
+    const INFINITY: u32 = 0x7c00;
+
+    #[inline(always)]
+    fn encode(value: f32) -> u32 {
+        /// The difference of the biases, as exponents of F32 are.
+        const REBIAS: u32 = (F32_BIAS - 15) << F32_MANTISSA_BITS;
+        /// The smallest normal number, 2^-14.
+        const NORMAL: u32 = REBIAS + (1 << F32_MANTISSA_BITS);
+        let bits = value.to_bits();
+        let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+        // As for BF16; what is beyond the largest number ends at infinity, however far.
+        let half_less = 0xfff + (magnitude >> 13 & 1);
+        let normal = (magnitude.wrapping_add(half_less).wrapping_sub(REBIAS) >> 13).min(Self::INFINITY);
+        // The last place of 0.5 is the smallest subnormal number: the addition rounds to it.
+        let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let nan = Self::INFINITY | 0x200 | magnitude >> 13 & 0x3ff;
+        let finite = if magnitude < NORMAL { subnormal } else { normal };
+        sign | if magnitude > F32_INFINITY { nan } else { finite }
+    }
+
+    #[inline(always)]
+    fn bytes(element: u32) -> [u8; 2] {
+        lower_half(element)
+    }
+}
+
+/// Multiplies in F32. A NaN, met or made, is the one without sign and payload: processors disagree there.
+#[inline(always)]
+pub(super) fn multiply(value: f32, scale: f32) -> f32 {
+    let product = value * scale;
+    if product.is_nan() { f32::NAN } else { product }
 }
 
 /// 2^(`bits` - 127); 0xff is NaN.
@@ -112,138 +197,66 @@ pub(super) fn e8m0(bits: u8) -> f32 {
     match bits {
         0xff => f32::NAN,
         0 => f32::from_bits(0x40_0000),
-        _ => f32::from_bits(u32::from(bits) << 23),
+        _ => f32::from_bits(u32::from(bits) << F32_MANTISSA_BITS),
     }
 }
 
-/// Whether any element of a target format is infinite or NaN.
-pub(super) fn any_not_finite(target: &[u8], to: Float) -> bool {
-    // Added to a magnitude, the difference of 2^15 (2^31) and infinity carries into the sign bit from infinity on. Collected
-    // without a branch, which the compiler vectorises.
-    match to {
-        Float::F16 | Float::BF16 => {
-            let carry = if to == Float::F16 { 0x8000 - 0x7c00 } else { 0x8000 - 0x7f80 };
-            let elements = target.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
-            elements.fold(0, |seen, bits| seen | ((bits & 0x7fff) + carry)) & 0x8000 != 0
-        }
-        _ => {
-            let elements = target.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-            elements.fold(0, |seen, bits| seen | ((bits & 0x7fff_ffff) + 0x80_0000)) & 0x8000_0000 != 0
-        }
-    }
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the callers have shifted what counts down
+fn lower_half(element: u32) -> [u8; 2] {
+    (element as u16).to_le_bytes()
 }
 
-/// Whether one element of a target format is infinite.
-pub(super) fn is_infinite(element: &[u8], to: Float) -> bool {
-    let bits = element.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
-    match to {
-        Float::F16 => bits & 0x7fff == 0x7c00,
-        Float::BF16 => bits & 0x7fff == 0x7f80,
-        _ => bits & 0x7fff_ffff == 0x7f80_0000,
-    }
+/// The bits of an F32, with the quiet bit set if it is NaN.
+#[inline(always)]
+fn quieted(bits: u32) -> u32 {
+    let is_nan = bits & 0x7fff_ffff > F32_INFINITY;
+    bits | if is_nan { F32_QUIET } else { 0 }
 }
 
-/// Whether one element of any format is finite.
-pub(super) fn is_finite(element: &[u8], from: Float) -> bool {
-    if from == Float::F64 {
-        return element.as_chunks::<8>().0.iter().all(|bytes| f64::from_le_bytes(*bytes).is_finite());
-    }
-    let mut value = [f32::NAN];
-    decode(element, from, Float::F32, &mut value);
-    value[0].is_finite()
+/// An F16, given by its bits.
+#[inline(always)]
+fn widen_half(bits: u32) -> f32 {
+    let magnitude = bits & 0x7fff;
+    let special = F32_INFINITY | (magnitude & 0x3ff) << 13;
+    let finite = widen::<10, 15>(magnitude);
+    let widened = if magnitude >= 0x7c00 { quieted(special) } else { finite };
+    f32::from_bits((bits & 0x8000) << 16 | widened)
 }
 
-fn widen_bf16(bits: u16) -> f32 {
-    let quiet = if bits & 0x7fff > 0x7f80 { 0x40 } else { 0 };
-    f32::from_bits(u32::from(bits | quiet) << 16)
+/// An FP8 number of the kind that has no infinity, no minus zero, and NaN in its place.
+#[inline(always)]
+fn widen_fnuz<const MANTISSA_BITS: u32, const BIAS: u32>(bits: u32) -> f32 {
+    let finite = (bits & 0x80) << 24 | widen::<MANTISSA_BITS, BIAS>(bits & 0x7f);
+    f32::from_bits(if bits == 0x80 { F32_INFINITY | F32_QUIET } else { finite })
 }
 
-/// Adding half of the last place, less one if the result would be even, rounds; a carry into the exponent is right.
-#[allow(clippy::cast_possible_truncation)] // the shift has left 16 bits
-fn narrow_bf16(bits: u32) -> i16 {
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    let kept = if is_nan { bits | 0x40_0000 } else { rounded };
-    // With the sign, since that is how processors pack vectors.
-    (kept.cast_signed() >> 16) as i16
+/// The bits of an F32 of the same value as a finite, positive number of a narrower format.
+#[inline(always)]
+fn widen<const MANTISSA_BITS: u32, const BIAS: u32>(magnitude: u32) -> u32 {
+    let shifted = magnitude << (F32_MANTISSA_BITS - MANTISSA_BITS);
+    let rebias = (F32_BIAS - BIAS) << F32_MANTISSA_BITS;
+    // A subnormal number with the exponent of the smallest normal one is too large by just that one.
+    let smallest = rebias + (1 << F32_MANTISSA_BITS);
+    let subnormal = f32::from_bits(shifted + smallest) - f32::from_bits(smallest);
+    if magnitude < 1 << MANTISSA_BITS { subnormal.to_bits() } else { shifted + rebias }
 }
 
-/// `half` knows the processor's instructions for F16, but wants aligned elements.
-fn widen_f16(source: &[u8], values: &mut [f32]) {
-    let mut aligned = [f16::ZERO; CHUNK];
-    for (source, values) in source.chunks(CHUNK * 2).zip(values.chunks_mut(CHUNK)) {
-        let aligned = &mut aligned[..values.len()];
-        for (element, bytes) in aligned.iter_mut().zip(source.as_chunks::<2>().0) {
-            *element = f16::from_bits(u16::from_le_bytes(*bytes));
-        }
-        aligned.convert_to_f32_slice(values);
-    }
-}
-
-/// The sign, the quiet bit and the top of the payload of a NaN; what `as` gives for one is not promised.
-#[allow(clippy::cast_possible_truncation)] // to the bits that are kept
-fn narrow_nan(value: f64) -> f32 {
-    let bits = value.to_bits();
-    f32::from_bits((bits >> 32) as u32 & 0x8000_0000 | 0x7fc0_0000 | (bits >> 29) as u32 & 0x003f_ffff)
-}
-
-#[allow(clippy::cast_possible_truncation)] // rounding is the point
+/// To the nearest F32. A NaN keeps its sign and the top of its payload; what `as` gives for one is not promised.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // rounding is the point; of a NaN's bits those that are kept
 fn nearest(value: f64) -> f32 {
-    if value.is_nan() { narrow_nan(value) } else { value as f32 }
+    let bits = value.to_bits();
+    let nan = (bits >> 32) as u32 & 0x8000_0000 | F32_INFINITY | F32_QUIET | (bits >> 29) as u32 & 0x003f_ffff;
+    if value.is_nan() { f32::from_bits(nan) } else { value as f32 }
 }
 
-/// `value` cut to F32, with the last bit set if anything was lost. That bit lies below what F16 and BF16 hold and below half of
-/// their last place, so rounding the result is rounding `value`.
-fn to_odd(value: f64) -> f32 {
-    let rounded = nearest(value);
+/// `value` cut to F32, with the last bit set if anything was lost, where `rounded` is the nearest. That bit lies below what F16 and
+/// BF16 hold and below half of their last place, so rounding the result is rounding `value`.
+#[inline(always)]
+fn to_odd(value: f64, rounded: f32) -> f32 {
     let back = f64::from(rounded);
-    if back == value || value.is_nan() {
-        return rounded;
-    }
     let away = u32::from(back.abs() > value.abs());
-    f32::from_bits((rounded.to_bits() - away) | 1)
-}
-
-static E4M3: [f32; 256] = table(3, 7, Special::TopIsNan);
-static E5M2: [f32; 256] = table(2, 15, Special::Ieee);
-static E4M3FNUZ: [f32; 256] = table(3, 8, Special::NegativeZeroIsNan);
-static E5M2FNUZ: [f32; 256] = table(2, 16, Special::NegativeZeroIsNan);
-
-/// What an 8-bit format uses for values that are no numbers.
-#[derive(Clone, Copy)]
-enum Special {
-    Ieee,
-    TopIsNan,
-    NegativeZeroIsNan,
-}
-
-const fn table(mantissa_bits: u32, bias: u32, special: Special) -> [f32; 256] {
-    let mut values = [0.0; 256];
-    let mut bits = 0;
-    while bits < 256 {
-        values[bits as usize] = f32::from_bits(decode_f8(bits, mantissa_bits, bias, special));
-        bits += 1;
-    }
-    values
-}
-
-const fn decode_f8(bits: u32, mantissa_bits: u32, bias: u32, special: Special) -> u32 {
-    let (sign, magnitude) = (bits >> 7 << 31, bits & 0x7f);
-    let (exponent, mantissa) = (magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1));
-    let top = 0x7f >> mantissa_bits;
-    match special {
-        Special::NegativeZeroIsNan if bits == 0x80 => return 0x7fc0_0000,
-        Special::TopIsNan if magnitude == 0x7f => return sign | 0x7fc0_0000,
-        Special::Ieee if exponent == top && mantissa == 0 => return sign | 0x7f80_0000,
-        Special::Ieee if exponent == top => return sign | 0x7fc0_0000 | mantissa << (23 - mantissa_bits),
-        _ => {}
-    }
-    if magnitude == 0 {
-        return sign;
-    }
-    // A subnormal's mantissa is shifted up until its first bit is the implicit one.
-    let up = if exponent == 0 { mantissa_bits + 1 - (u32::BITS - mantissa.leading_zeros()) } else { 0 };
-    let exponent = if exponent == 0 { 1 } else { exponent };
-    let fraction = (mantissa << up) & ((1 << mantissa_bits) - 1);
-    sign | (exponent + 127 - bias - up) << 23 | fraction << (23 - mantissa_bits)
+    let odd = f32::from_bits(rounded.to_bits().wrapping_sub(away) | 1);
+    if back == value || value.is_nan() { rounded } else { odd }
 }

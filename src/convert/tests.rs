@@ -1,5 +1,5 @@
-//! The faces of conversion: what is refused, what is copied, scales at their edges. That every value rounds rightly is shown in
-//! `tests/kernels.rs`, where the kernels and independent arithmetic are compared with it.
+//! The faces of conversion: what is refused, what is copied, scales at their edges; and that vectors make no difference. That every
+//! value rounds rightly is shown in `tests/kernels.rs`, where the kernels and independent arithmetic are compared with it.
 
 use super::*;
 
@@ -91,8 +91,8 @@ fn scales_change_at_the_edges_of_blocks_and_rows() {
 
 #[test]
 fn chunks_join_and_misaligned_slices_are_taken() {
-    const { assert!(3077 > 3 * CHUNK) };
-    let values: Vec<f32> = (0..3077).map(|at: u16| f32::from(at) * 1.37 - 900.0).collect();
+    const { assert!(7001 > 3 * CHUNK) };
+    let values: Vec<f32> = (0..7001).map(|at: u16| f32::from(at) * 1.37 - 900.0).collect();
     let source = [&[0], &bytes(&values)[..]].concat();
     let mut narrow = vec![0; 1 + values.len() * 2];
     for (to, back) in [(Float::F16, 1.0 / 1024.0), (Float::BF16, 1.0 / 128.0)] {
@@ -137,4 +137,83 @@ fn transposition_takes_any_element_and_refuses_wrong_sizes() {
     assert!(transpose(&[0; 12], &mut [0; 12], u64::MAX, u64::MAX, 4).is_err());
     assert_eq!(transpose(&[], &mut [], 0, 5, 4), Ok(()));
     assert_eq!(transpose(&[], &mut [], 5, 5, 0), Ok(()));
+}
+
+/// Elements of a format: all of them where they are few, else every exponent with mantissas around the places where rounding to
+/// other formats turns, and many that look random.
+fn elements_of(format: Float) -> Vec<u8> {
+    let random = (0..20_000u64).map(|at| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).map(|bits| bits ^ bits >> 31);
+    let around = |exponents: u64, mantissa_bits: u32, kept: [u32; 3]| {
+        let turns = kept.into_iter().flat_map(move |kept| {
+            let half = 1u64 << (mantissa_bits - kept - 1);
+            [half, 2 * half, 3 * half, (1 << mantissa_bits) - half].into_iter()
+        });
+        let turns: Vec<u64> = turns.flat_map(|turn| [turn - 1, turn, turn + 1]).chain([0]).collect();
+        (0..2 * exponents).flat_map(move |upper| {
+            turns.clone().into_iter().map(move |turn| (upper << mantissa_bits) + (turn & ((1 << mantissa_bits) - 1)))
+        })
+    };
+    match format {
+        Float::F64 => around(2048, 52, [7, 10, 23]).chain(random).flat_map(u64::to_le_bytes).collect(),
+        Float::F32 => {
+            let bits = around(256, 23, [3, 7, 10]).chain(random.map(|bits| bits >> 32));
+            bits.flat_map(|bits| u32::try_from(bits).unwrap().to_le_bytes()).collect()
+        }
+        Float::F16 | Float::BF16 => (0..=u16::MAX).flat_map(u16::to_le_bytes).collect(),
+        _ => (0..=255).collect(),
+    }
+}
+
+/// Every conversion that there is.
+fn conversions() -> impl Iterator<Item = (Float, Float)> {
+    let pairs = Float::ALL.into_iter().flat_map(|from| Float::ALL.map(|to| (from, to)));
+    pairs.filter(|(from, to)| to.is_target() && from != to)
+}
+
+fn converted(source: &[u8], from: Float, to: Float, scales: Option<Scales<'_>>, vectors: Vectors) -> (Vec<u8>, u64) {
+    let mut target = vec![0xa5; source.len() / from.width() * to.width()];
+    let overflowed = by_chunks(source, from, &mut target, to, scales, vectors);
+    (target, overflowed)
+}
+
+#[test]
+fn every_value_becomes_the_same_in_vectors_of_every_width() {
+    for (from, to) in conversions() {
+        let source = elements_of(from);
+        let usual = converted(&source, from, to, None, Vectors::Usual);
+        assert!(converted(&source, from, to, None, Vectors::widest()) == usual, "{from:?} to {to:?}");
+        for scale in [1.0, -0.37, 1e30, 1e-40, f32::MAX, f32::INFINITY, f32::NAN] {
+            let (values, columns) = ([scale], u64::MAX);
+            let scales = Scales { values: &values, first: 0, columns, block_rows: 1, block_columns: columns };
+            let scales = Some(scales);
+            let usual = converted(&source, from, to, scales, Vectors::Usual);
+            let widest = converted(&source, from, to, scales, Vectors::widest());
+            assert!(widest == usual, "{from:?} to {to:?} times {scale}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_elements_at_any_address_is_each_converted_as_if_alone() {
+    let values: Vec<f32> = (0..80u16).map(|at| f32::from(at) * 0.11 - 3.0).collect();
+    for (from, to) in conversions() {
+        // What lies in the middle, where the exponents change.
+        let all = elements_of(from);
+        let source = &all[all.len() / 3..][..80 * from.width() + 7];
+        for (len, offset) in (0..70).flat_map(|len| [0, 1, 7].map(|offset| (len, offset))) {
+            let source = &source[offset..][..len * from.width()];
+            let scales = Scales { values: &values, first: 3, columns: 80, block_rows: 1, block_columns: 1 };
+            for scales in [None, Some(scales)] {
+                let mut target = vec![0xa5; offset + len * to.width()];
+                let overflowed = by_chunks(source, from, &mut target[offset..], to, scales, Vectors::widest());
+                let alone = source.chunks(from.width()).enumerate().map(|(at, element)| {
+                    let scales = scales.map(|scales| Scales { first: 3 + at as u64, ..scales });
+                    converted(element, from, to, scales, Vectors::Usual)
+                });
+                let (elements, overflows): (Vec<_>, Vec<_>) = alone.unzip();
+                assert_eq!(target[offset..], elements.concat(), "{from:?} to {to:?}, {len} from {offset} on");
+                assert_eq!(overflowed, overflows.iter().sum::<u64>());
+            }
+        }
+    }
 }
