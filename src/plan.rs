@@ -16,7 +16,7 @@
 //! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -290,6 +290,12 @@ impl LoadPlan {
     /// Number of reads that need a staging buffer.
     pub fn staged(&self) -> usize {
         self.transfers.iter().filter(|transfer| matches!(transfer.landing, Landing::Staged { .. })).count()
+    }
+
+    /// Which tensor of scales each quantised weight is multiplied by.
+    pub fn scaled(&self) -> BTreeMap<&str, &str> {
+        let pairs = self.scales.iter().flat_map(|table| table.scales.iter().map(move |weight| (weight, &table.name)));
+        pairs.map(|(weight, scales)| (weight.as_ref(), scales.as_ref())).collect()
     }
 }
 

@@ -259,6 +259,129 @@ fn scales_that_do_not_fit_are_refused_and_named() {
     }
 }
 
+/// Opens a file of these tensors.
+fn file_of(folder: &Path, tensors: &[Stored]) -> Checkpoint {
+    let path = folder.join("m.safetensors");
+    write(&path, tensors, 0);
+    Checkpoint::open(path).unwrap()
+}
+
+const TO_BF16: Convert = Convert { to: Float::BF16, allow_overflow: true };
+
+#[test]
+fn every_spelling_and_every_shape_of_scales_is_applied_and_said() {
+    let mut random = Random::new(7);
+    let spellings = [
+        ("w.weight", "w.weight_scale_inv"),
+        ("w.weight", "w.weight_scale"),
+        ("w.weight", "w.scale_weight"),
+        ("w.weight", "w.qscale_weight"),
+        ("w.weight", "w.weights_scaling_factor"),
+        ("w.weight", "w.scale"),
+        ("weight", "scale"),
+        ("w.gate_up_proj", "w.gate_up_proj_scale"),
+        ("w.gate_up_proj", "w.gate_up_proj_scale_inv"),
+        ("w.gate_weight", "w.gate_scale_weight"),
+    ];
+    let shapes: [(&[u64], [u64; 2]); 8] = [
+        (&[], [200, 300]),
+        (&[1], [200, 300]),
+        (&[1, 1], [200, 300]),
+        (&[200], [1, 300]),
+        (&[200, 1], [1, 300]),
+        (&[1, 300], [200, 1]),
+        (&[2, 3], [128, 128]),
+        (&[25, 1], [8, 300]),
+    ];
+    let every_spelling = spellings.into_iter().map(|names| (names, shapes[6]));
+    let every_shape = shapes.into_iter().map(|shape| (spellings[1], shape));
+    for ((weight, name), (shape, block)) in every_spelling.chain(every_shape) {
+        let folder = tempfile::tempdir().unwrap();
+        let tensors = [
+            stored(weight, Dtype::F8_E4M3, &[200, 300], &mut random),
+            scales(name, shape, &mut random),
+            scales("w.input_scale", &[1], &mut random),
+            scales("w.scale_input", &[], &mut random),
+            scales("w.k_scale", &[], &mut random),
+        ];
+        let loaded = load_values(&file_of(folder.path(), &tensors), Arc::new(CpuDevice::new()), TO_BF16).unwrap();
+        let wanted = oracle(&tensors[0], Float::BF16, Some((&tensors[1], block)), [0..200, 0..300]);
+        assert!(loaded.tensor(weight).unwrap().download().unwrap() == wanted, "{weight} by {name} of {shape:?}");
+        let left: Vec<_> = loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect();
+        assert!(!left.iter().any(|left| left == name) && left.len() == 4, "{name}: {left:?}");
+    }
+}
+
+#[test]
+fn scales_of_any_float_type_are_applied() {
+    let mut random = Random::new(8);
+    let exact = Stored {
+        name: "w.weight_scale".to_owned(),
+        dtype: Dtype::F32,
+        shape: vec![2, 2],
+        bytes: [0.5f32, 2.0, 4.0, 0.25].iter().flat_map(|value| value.to_le_bytes()).collect(),
+    };
+    let halves = |bits: [u16; 4]| bits.into_iter().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let cases = [
+        (Dtype::BF16, halves([0x3f00, 0x4000, 0x4080, 0x3e80])),
+        (Dtype::F16, halves([0x3800, 0x4000, 0x4400, 0x3400])),
+        (Dtype::F64, [0.5f64, 2.0, 4.0, 0.25].iter().flat_map(|value| value.to_le_bytes()).collect()),
+        (Dtype::F8_E8M0, vec![126, 128, 129, 125]),
+    ];
+    for (dtype, bytes) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let table = Stored { dtype, bytes, name: exact.name.clone(), shape: exact.shape.clone() };
+        let tensors = [stored("w.weight", Dtype::F8_E5M2, &[130, 256], &mut random), table];
+        let loaded = load_values(&file_of(folder.path(), &tensors), Arc::new(CpuDevice::new()), TO_BF16).unwrap();
+        let wanted = oracle(&tensors[0], Float::BF16, Some((&exact, [128, 128])), [0..130, 0..256]);
+        assert!(loaded.tensor("w.weight").unwrap().download().unwrap() == wanted, "{}", tensors[1].dtype);
+    }
+}
+
+#[test]
+fn a_scale_that_a_cast_would_ignore_is_refused_by_name() {
+    let mut random = Random::new(9);
+    let cases = [
+        ("w.weight", vec!["w.weight_scale", "w.weight_scale_2"], "\"w.weight_scale_2\" beside it looks like a scale"),
+        ("w.weight", vec!["w.weight_scales"], "\"w.weight_scales\" beside it looks like a scale"),
+        ("w.weight", vec!["w.weight_zero_point"], "\"w.weight_zero_point\""),
+        ("w.weight", vec!["w.scaling"], "\"w.scaling\""),
+        ("w.up_proj", vec!["w.up_proj_scales"], "\"w.up_proj_scales\""),
+        ("w.weight", vec!["w.scale", "w.weight_scale"], "scales under two names"),
+    ];
+    for (weight, names, expected) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let table = |name: &&str| scales(name, &[1], &mut Random::new(3));
+        let tensors: Vec<Stored> = std::iter::once(stored(weight, Dtype::F8_E4M3, &[4, 4], &mut random))
+            .chain(names.iter().map(table))
+            .collect();
+        let checkpoint = file_of(folder.path(), &tensors);
+        let error = load_values(&checkpoint, Arc::new(CpuDevice::new()), TO_BF16).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == weight), "{error}");
+        assert!(error.to_string().contains(expected) && error.to_string().contains("without --dtype"), "{error}");
+        // As stored there is nothing to ignore.
+        let mut loader = Loader::new(Arc::new(CpuDevice::new()) as Arc<dyn Device>, TransferOptions::default());
+        let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
+        assert_eq!(loader.load(&checkpoint, &prepared).unwrap().tensors().len(), tensors.len());
+    }
+}
+
+#[test]
+fn scales_without_their_weight_and_narrow_parameters_called_scale_are_tensors_like_others() {
+    let mut random = Random::new(10);
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [
+        stored("norm.scale", Dtype::F8_E4M3, &[4], &mut random),
+        stored("norm.weight", Dtype::F8_E4M3, &[4], &mut random),
+        scales("w.weight_scale", &[4], &mut random),
+    ];
+    let loaded = load_values(&file_of(folder.path(), &tensors), Arc::new(CpuDevice::new()), TO_BF16).unwrap();
+    for tensor in &tensors {
+        let wanted = oracle(tensor, Float::BF16, None, [0..1, 0..4]);
+        assert_eq!(loaded.tensor(&tensor.name).unwrap().download().unwrap(), wanted, "{}", tensor.name);
+    }
+}
+
 /// The same memory gets the tensors of a second checkpoint: those that it names, and nothing else.
 #[test]
 fn a_load_into_places_that_exist_leaves_the_rest_alone() {

@@ -245,7 +245,7 @@ fn load_gives_tensors_digests_and_the_report_as_json() {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let loaded = said.json();
     let keys: Vec<_> = loaded.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["device", "tensors", "report", "warnings"]);
+    assert_eq!(keys, ["device", "tensors", "scales", "report", "warnings"]);
     assert_eq!(loaded["device"], "cpu");
     let a: Vec<u8> = (0..24).collect();
     assert_eq!(

@@ -258,6 +258,12 @@ fn casts_and_scales_give_what_a_load_gives_and_are_said() {
     let said = converted(&[file, &out, "--dtype", "bf16", "--check"]);
     assert_eq!(said["scales"], json!({"w.weight": "w.weight_scale_inv"}));
     assert_eq!(said["skipped"], json!([{"name": "w.weight_scale_inv", "why": "scales that have been applied"}]));
+    let load = ["load", file, "--device", "cpu", "--dtype", "bf16"];
+    for plan in [&[][..], &["--plan-only"]] {
+        assert_eq!(vramp(&[&load, plan, &["--json"]].concat()).json()["scales"], said["scales"]);
+        let text = vramp(&[&load[..], plan].concat()).out;
+        assert!(text.contains("\nmultiplied by scales\n  w.weight by w.weight_scale_inv\n"), "{text}");
+    }
     let digests =
         |args: &[&str]| vramp(&[args, &["--device", "cpu", "--digests", "--json"]].concat()).json()["tensors"].clone();
     assert_eq!(digests(&["load", &out]), digests(&["load", file, "--dtype", "bf16"]));

@@ -1,7 +1,8 @@
 //! Which tensors a load converts to another element type, and which scales go with quantised ones: by name and by shape.
 //!
 //! Only floating-point tensors are converted. An 8-bit float weight that has a tensor of scales beside it is multiplied by
-//! them; a scale that does not fit its weight is an error, never ignored. Headers decide; no tensor is read.
+//! them, whatever its name says of inverses; a scale that does not fit its weight, or is spelled in a way that is not known, is an
+//! error, never ignored. Scales of activations are none of a weight's. Headers decide; no tensor is read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -93,25 +94,56 @@ impl Checkpoint {
             return Ok(None);
         }
         let stored = |name: &str| self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok();
-        let mut found: Vec<usize> = Vec::new();
+        let (mut found, mut unknown): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
         for name in std::iter::once(weight.name.as_ref()).chain(ties.names_of(chosen.tensor)) {
             let either = |name: String| stored(&name).or_else(|| ties.tensor(&name));
-            found.extend(scale_names(name).into_iter().flatten().filter_map(either));
+            found.extend(scale_names(name).filter_map(either));
+            unknown.extend(self.lookalikes(name));
         }
         // What a user calls the weight says nothing of what else is stored: only ties can mean its scales.
-        found.extend(scale_names(&chosen.name).into_iter().flatten().filter_map(|name| ties.tensor(&name)));
+        found.extend(scale_names(&chosen.name).filter_map(|name| ties.tensor(&name)));
+        // A parameter that is as narrow as the weight beside it is one more weight.
+        let is_narrow = |tensor: &TensorInfo| Float::of(&tensor.dtype).is_some_and(|float| float.bytes() == 1);
+        found.retain(|&at| self.tensors.get(at).is_some_and(|scale| !is_bare(&scale.name) || !is_narrow(scale)));
         let first = found.first().copied();
-        match found.into_iter().find(|&other| Some(other) != first).zip(first) {
-            None => Ok(first),
-            Some((second, first)) => {
-                let (first, second) = (&self.tensors[first].name, &self.tensors[second].name);
-                let what = format!(
-                    "it has scales under two names, {first:?} and {second:?}: which of them count? load it without --dtype \
-                     to get it as stored"
-                );
-                Err(Error::Unsupported { path: self.path_of(weight), tensor: Some(weight.name.to_string()), what })
-            }
+        let refuse = |what: String| {
+            let what = format!("{what}; load it without --dtype to get it as stored");
+            Err(Error::Unsupported { path: self.path_of(weight), tensor: Some(weight.name.to_string()), what })
+        };
+        let name_of = |at: usize| self.tensors.get(at).map_or("", |tensor| tensor.name.as_ref());
+        if let Some((second, first)) = found.iter().copied().find(|&other| Some(other) != first).zip(first) {
+            let (first, second) = (name_of(first), name_of(second));
+            return refuse(format!("it has scales under two names, {first:?} and {second:?}: which of them count?"));
         }
+        match unknown.into_iter().find(|at| !found.contains(at)).map(name_of) {
+            None => Ok(first),
+            Some(other) => refuse(format!(
+                "{other:?} beside it looks like a scale and is none that is known ({}): to convert the weight would ignore it",
+                scale_names("NAME.weight").map(|name| name.replace("NAME.", "")).collect::<Vec<_>>().join(", ")
+            )),
+        }
+    }
+
+    /// The tensors beside a weight that are called like a scale or a zero point of it, in ways that are known and others. Those of
+    /// activations are none of a weight's.
+    fn lookalikes(&self, weight: &str) -> Vec<usize> {
+        let mut found: Vec<usize> = self.called(weight, ["_scal", "_zero_point"]).collect();
+        if let Some(stem) = stem_of(weight) {
+            let of_activations = |last: &str| ["act", "input", "output"].iter().any(|word| last.contains(word));
+            let is_ours = |tensor: &TensorInfo| !is_bare(&tensor.name) && !of_activations(last_of(&tensor.name));
+            found.extend(self.called(stem, ["scal", "qscal"]).filter(|&at| self.tensors.get(at).is_some_and(is_ours)));
+        }
+        found
+    }
+
+    /// The tensors whose names begin with `stem` and one of `words`, and have no further dot.
+    fn called(&self, stem: &str, words: [&str; 2]) -> impl Iterator<Item = usize> {
+        words.map(|word| format!("{stem}{word}")).into_iter().flat_map(|beginning| {
+            let (first, len) = (self.tensors.partition_point(|tensor| *tensor.name < *beginning), beginning.len());
+            let names = self.tensors.iter().enumerate().skip(first);
+            let names = names.take_while(move |(_, tensor)| tensor.name.starts_with(&beginning));
+            names.filter(move |(_, tensor)| !tensor.name.get(len..).unwrap_or_default().contains('.')).map(|(at, _)| at)
+        })
     }
 
     fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
@@ -172,10 +204,31 @@ impl Ties {
     }
 }
 
-/// The names that quantisers give the scales of a weight.
-fn scale_names(weight: &str) -> [Option<String>; 3] {
-    let prefixed = weight.strip_suffix("weight").map(|prefix| format!("{prefix}scale_weight"));
-    [Some(format!("{weight}_scale_inv")), Some(format!("{weight}_scale")), prefixed]
+/// The names of scales beside a tensor `weight`, without the part that both share.
+const BESIDE_WEIGHT: [&str; 4] = ["scale_weight", "qscale_weight", "weights_scaling_factor", "scale"];
+
+/// The names that quantisers give the scales of a weight. All of them are multiplied with it, also "the inverse" one: it is the
+/// inverse of what the weight was multiplied with when it was quantised.
+fn scale_names(weight: &str) -> impl Iterator<Item = String> {
+    let behind = ["_scale_inv", "_scale"].map(|end| format!("{weight}{end}"));
+    let beside = stem_of(weight).into_iter().flat_map(|stem| BESIDE_WEIGHT.map(|name| format!("{stem}{name}")));
+    // Of a weight that is called `gate_weight`.
+    let within = weight.strip_suffix("weight").filter(|_| stem_of(weight).is_none());
+    behind.into_iter().chain(beside).chain(within.map(|stem| format!("{stem}scale_weight")))
+}
+
+/// What comes before `weight` in the name of a tensor that is called just so in its layer.
+fn stem_of(weight: &str) -> Option<&str> {
+    weight.strip_suffix("weight").filter(|stem| stem.is_empty() || stem.ends_with('.'))
+}
+
+/// Whether this is a name that parameters of layers have too.
+fn is_bare(name: &str) -> bool {
+    last_of(name) == "scale"
+}
+
+fn last_of(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
 }
 
 fn is_scale_type(scale: &TensorInfo) -> bool {

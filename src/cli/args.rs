@@ -54,7 +54,8 @@ Examples:
   vramp load ./m --digests --json | jq -r '.tensors[].sha256'
   vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
-JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, report, warnings}.";
+JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}},
+scales: {weight: scales}, report, warnings}.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp
@@ -372,9 +373,9 @@ pub(crate) struct LoadArgs {
 pub(crate) struct ConvertArgs {
     /// What floating-point tensors become: bf16, f16 or f32; others stay as they are.
     ///
-    /// Rounds to the nearest, ties to even. 8-bit weights are multiplied by their scales (NAME_scale_inv, NAME_scale or
-    /// scale_weight beside them, one a tensor, a row or a block), which are not handed out then. On a GPU the GPU converts, after
-    /// the upload.
+    /// Rounds to the nearest, ties to even. 8-bit weights are multiplied by their scales (NAME_scale_inv, NAME_scale,
+    /// scale_weight or others beside them, one a tensor, a row or a block), which are not handed out then; a scale that cannot be
+    /// used is an error. On a GPU the GPU converts, after the upload.
     #[arg(long, value_name = "DTYPE", value_parser = values::target)]
     pub(crate) dtype: Option<Float>,
     /// Let finite numbers that the type does not reach become infinite; otherwise they are an error.

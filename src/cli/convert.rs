@@ -185,27 +185,10 @@ fn as_text(converted: &Converted, copied: &[PathBuf], seconds: f64) -> String {
     for path in saved.outputs.iter().chain(copied) {
         out.push_str(&format!("  {}\n", text::escape(&path.display().to_string())));
     }
-    let scales = converted.scales.iter().map(|(weight, scales)| format!("{weight} by {scales}"));
-    out.push_str(&section("multiplied by scales", scales.collect()));
+    out.push_str(&text::scales(&converted.scales));
     let ties = converted.ties.iter().map(|(alias, name)| format!("{alias} is {name}"));
-    out.push_str(&section("recorded as further names", ties.collect()));
+    out.push_str(&text::section("recorded as further names", ties.collect()));
     let skipped = converted.skipped.iter().map(|skipped| format!("{}: {}", skipped.name, skipped.why));
-    out.push_str(&section("not in the result", skipped.collect()));
-    out
-}
-
-/// Lines under a heading; the JSON has those that are too many for a screen.
-fn section(heading: &str, lines: Vec<String>) -> String {
-    const MOST: usize = 20;
-    if lines.is_empty() {
-        return String::new();
-    }
-    let mut out = format!("\n{heading}\n");
-    for line in lines.iter().take(MOST) {
-        out.push_str(&format!("  {}\n", text::escape(line)));
-    }
-    if let Some(more) = lines.len().checked_sub(MOST).filter(|more| *more > 0) {
-        out.push_str(&format!("  and {} more (--json lists all)\n", text::count(more as u64)));
-    }
+    out.push_str(&text::section("not in the result", skipped.collect()));
     out
 }

@@ -282,8 +282,10 @@ fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: 
     if output.json {
         let tensors = tensor_lines(prepared, proofs);
         let warnings: Vec<&String> = job.warnings.iter().chain(got.warnings()).collect();
-        return output
-            .json(&json!({"device": report.device, "tensors": tensors, "report": report, "warnings": warnings}));
+        let scales = prepared.plan.scaled();
+        return output.json(&json!({
+            "device": report.device, "tensors": tensors, "scales": scales, "report": report, "warnings": warnings,
+        }));
     }
     let mut out = report::text(report);
     let lines = tensor_lines(prepared, proofs);
@@ -297,6 +299,7 @@ fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: 
         let sums = lines.iter().filter_map(|(name, line)| line.checksum.clone().map(|sum| (sum, *name)));
         out.extend(sums.map(proof_line));
     }
+    out.push_str(&text::scales(&prepared.plan.scaled()));
     output.text(&out)
 }
 
@@ -331,10 +334,12 @@ fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Ou
         return output.json(&json!({
             "device": device,
             "tensors": tensor_lines(prepared, &Proofs::default()),
+            "scales": prepared.plan.scaled(),
             "plan": prepared.plan,
             "warnings": warnings,
         }));
     }
     let device = format!("{:<14}{}\n", "  device", job.device.name());
-    output.text(&(plan::text(prepared, checkpoint.shards()) + "\n" + &device))
+    let scales = text::scales(&prepared.plan.scaled());
+    output.text(&(plan::text(prepared, checkpoint.shards()) + "\n" + &device + &scales))
 }

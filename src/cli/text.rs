@@ -2,7 +2,8 @@
 //!
 //! Pure functions to strings; colours are ANSI codes that `output` strips where they are not wanted.
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
 
 use anstyle::{AnsiColor, Style};
 
@@ -14,7 +15,7 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(crate) const BAR: Style = AnsiColor::Cyan.on_default();
 
 /// `text` in a style.
-pub(crate) fn styled(style: Style, text: impl std::fmt::Display) -> String {
+pub(crate) fn styled(style: Style, text: impl Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
@@ -228,6 +229,27 @@ impl Table {
 #[allow(clippy::cast_precision_loss)] // what a person reads has three digits
 pub(crate) fn as_f64(number: u64) -> f64 {
     number as f64
+}
+
+/// Lines under a heading; the JSON has those that are too many for a screen.
+pub(crate) fn section(heading: &str, lines: Vec<String>) -> String {
+    const MOST: usize = 20;
+    if lines.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{heading}\n");
+    for line in lines.iter().take(MOST) {
+        let _ = writeln!(out, "  {}", escape(line));
+    }
+    if let Some(more) = lines.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let _ = writeln!(out, "  and {} more (--json lists all)", count(more as u64));
+    }
+    out
+}
+
+/// Which tensor of scales each quantised weight was multiplied by.
+pub(crate) fn scales<T: Display>(scales: &BTreeMap<T, T>) -> String {
+    section("multiplied by scales", scales.iter().map(|(weight, scales)| format!("{weight} by {scales}")).collect())
 }
 
 #[cfg(test)]
