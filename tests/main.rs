@@ -13,6 +13,7 @@ mod gpu_direct;
 mod kernels;
 mod layers;
 mod load;
+mod outputs;
 mod plan;
 mod torch;
 mod trace;

@@ -118,6 +118,9 @@ impl Job {
         refuse_contradictions(args, way)?;
         let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
         let trace = args.trace.as_deref().map(Trace::to).transpose()?;
+        for (option, input) in [("--profile", &args.transfer.profile), ("--spec", &args.spec)] {
+            trace.as_ref().map_or(Ok(()), |trace| trace.spare_input(option, input.as_deref()))?;
+        }
         let observer = observer(progress.clone(), trace.clone());
         let selection = options::selection(&args.selection);
         let mut warnings = Vec::new();

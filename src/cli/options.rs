@@ -5,12 +5,12 @@
 use std::env;
 use std::path::PathBuf;
 
-use vramp::Error;
 use vramp::checkpoint::{OpenOptions, Selection, TensorParallel};
 use vramp::load::{Convert, Profile, TransferOptions};
 use vramp::plan::RouteChoice;
 
 use super::args::{ConvertArgs, NameArgs, OpenHow, RouteArg, SelectionArgs, TransferArgs};
+use super::output::Failure;
 
 /// How to open a checkpoint.
 pub(crate) fn open(args: &OpenHow) -> OpenOptions {
@@ -41,8 +41,9 @@ pub(crate) fn names(args: &NameArgs) -> Selection {
 }
 
 /// How to move the bytes, and what becomes of them. What was typed wins over the profile.
-pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> Result<TransferOptions, Error> {
-    let profile = args.profile.as_ref().map(Profile::read).transpose()?;
+pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> Result<TransferOptions, Failure> {
+    let read = |path: &PathBuf| Profile::read(path).map_err(|error| Failure::LibraryAt { error, path: path.clone() });
+    let profile = args.profile.as_ref().map(read).transpose()?;
     let usual = TransferOptions::default();
     let told = profile.map_or(usual.clone(), |profile| profile.apply(usual));
     Ok(TransferOptions {

@@ -44,6 +44,11 @@ impl Trace {
         self.file.spare(shards)
     }
 
+    /// Refuses to write over a file that `option` reads.
+    pub(crate) fn spare_input(&self, option: &str, input: Option<&Path>) -> Result<(), Failure> {
+        self.file.spare_input(option, input)
+    }
+
     /// Writes what has been told so far.
     pub(crate) fn write(&self, shards: &[Shard]) -> Result<(), Failure> {
         let mut events = std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));

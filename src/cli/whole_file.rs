@@ -13,8 +13,12 @@ use vramp::checkpoint::Shard;
 use super::output::Failure;
 use super::text;
 
-/// How names end of what belongs to the weights that it lies beside.
-const BELONGS: [&str; 3] = [".index.json", "config.json", "tokenizer.json"];
+/// How names end that mean something in a folder of weights: weights, and what tells how to read them.
+const MEANT: [&str; 9] =
+    [".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".metadata", "config.json", "tokenizer.json"];
+
+/// Within the name of an index, before `json` or before a variant.
+const INDEX: &str = ".index.";
 
 /// A place to write to.
 #[derive(Debug)]
@@ -50,17 +54,35 @@ impl WholeFile {
         Err(Failure::Usage(format!("{} and {} name the same file; name two", self.option, other.option)))
     }
 
-    /// Refuses to write over what is about to be loaded.
+    /// Refuses to write over what is about to be loaded, and to make a file beside it that readers would take for a part of it.
     pub(crate) fn spare(&self, shards: &[Shard]) -> Result<(), Failure> {
-        let canonical = |shard: &Shard| fs::canonicalize(&shard.path).ok();
-        let is_beside = |shard: PathBuf| shard.parent() == self.file.parent();
         let name = self.file.file_name().unwrap_or_default().to_string_lossy();
-        let belongs = self.file.exists() && BELONGS.iter().any(|end| name.ends_with(end));
-        if !shards.iter().filter_map(canonical).any(|shard| shard == self.file || belongs && is_beside(shard)) {
-            return Ok(());
+        let is_meant = MEANT.iter().any(|end| name.ends_with(end)) || name.contains(INDEX) && name.ends_with(".json");
+        let canonical = |path: &Path| fs::canonicalize(path).ok();
+        // A shard may be a link to a file elsewhere: both folders count.
+        let is_beside = |shard: &Shard| {
+            let of_file = canonical(&shard.path).and_then(|file| file.parent().map(Path::to_owned));
+            let folders = [canonical(folder_of(&shard.path)), of_file];
+            folders.iter().flatten().any(|folder| self.file.parent() == Some(folder.as_path()))
+        };
+        if shards.iter().any(|shard| canonical(&shard.path).as_ref() == Some(&self.file)) {
+            return Err(self.refused("would write over the checkpoint"));
         }
+        if is_meant && shards.iter().any(is_beside) {
+            return Err(self.refused("would lie beside the weights under a name that readers take for a part of them"));
+        }
+        Ok(())
+    }
+
+    /// Refuses to write over a file that `option` reads.
+    pub(crate) fn spare_input(&self, option: &str, input: Option<&Path>) -> Result<(), Failure> {
+        let is_same = input.and_then(|input| fs::canonicalize(input).ok()).is_some_and(|input| input == self.file);
+        if is_same { Err(self.refused(&format!("would write over what {option} reads"))) } else { Ok(()) }
+    }
+
+    fn refused(&self, why: &str) -> Failure {
         let (option, asked) = (self.option, text::escape(&self.asked.display().to_string()));
-        Err(Failure::Usage(format!("{option} {asked} would write over the checkpoint; name another file")))
+        Failure::Usage(format!("{option} {asked} {why}; name another file"))
     }
 
     /// Writes it.

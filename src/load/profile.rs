@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::TransferOptions;
 use crate::error::{Error, Result};
@@ -102,8 +103,12 @@ impl Profile {
         // Some files say that they are empty and never end.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
         file.take(MOST_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
-        let profile: Profile =
-            serde_json::from_slice(&text).map_err(|error| refused(path, &format!("it is no profile: {error}")))?;
+        let no_profile = |error| refused(path, &format!("it is no profile: {error}"));
+        // A list would do for an object, its items taken for members in the order of this file.
+        if has_list(&serde_json::from_slice(&text).map_err(no_profile)?) {
+            return Err(refused(path, "it is no profile: it holds a list, and a profile is objects of named numbers"));
+        }
+        let profile: Profile = serde_json::from_slice(&text).map_err(no_profile)?;
         profile.problem().map_or(Ok(profile), |problem| Err(refused(path, &problem)))
     }
 
@@ -148,6 +153,15 @@ impl Profile {
     }
 }
 
+/// Whether there is a list anywhere; the parser has bounded how deep.
+fn has_list(value: &Value) -> bool {
+    match value {
+        Value::Array(_) => true,
+        Value::Object(members) => members.values().any(has_list),
+        _ => false,
+    }
+}
+
 fn refused(path: &Path, what: &str) -> Error {
     let what = format!("the profile {} is refused: {what}", path.display());
     let hint = Some("`vramp bench PATH --tune --save-profile FILE` makes one".to_owned());
@@ -187,6 +201,9 @@ mod tests {
             (r#"{"version": 1, "staging": {"count": 1000, "bytes": 1073741824}}"#, "staging is 1073741824000 bytes"),
             (r#"{"version": 1, "depth": 4}"#, "unknown field `depth`"),
             (r#"{"version": 1, "engine": "warp"}"#, "unknown variant `warp`"),
+            (r#"[1, "cpu", "ext4"]"#, "holds a list"),
+            (r#"{"version": 1, "staging": [2, 65536]}"#, "holds a list"),
+            (r#"{"version": 1, "version": 1}"#, "duplicate field `version`"),
             ("", "it is no profile"),
         ];
         for (text, expected) in cases {

@@ -156,6 +156,7 @@ impl Files {
             html: place(&args.html, "--html", "report")?,
             profile: place(&args.save_profile, "--save-profile", "profile")?,
         };
+        files.all().try_for_each(|file| file.spare_input("--profile", args.transfer.profile.as_deref()))?;
         let all: Vec<&WholeFile> = files.all().collect();
         all.iter()
             .enumerate()
