@@ -168,6 +168,8 @@ pub struct State {
     pub ceilings: Vec<Ceiling>,
     /// T = S / B by the slowest of them.
     pub prediction: Prediction,
+    /// Seconds of opening and planning, measured apart, once before each load.
+    pub opening_seconds: Vec<f64>,
     /// The loads, in the order of time. The warm-up is not among them.
     pub loads: Vec<Load>,
     /// What the comparison says.
@@ -206,6 +208,10 @@ pub struct Ceiling {
     pub seconds: f64,
     /// The same at the setting that a load has unless it is told otherwise.
     pub own_bytes_per_second: f64,
+    /// One sample at that setting before each load; none where it is the best one.
+    pub own_samples: Vec<Sample>,
+    /// That setting, where it is another one.
+    pub own_setting: Option<Setting>,
 }
 
 /// How long a load must take.

@@ -39,8 +39,9 @@ struct Lane {
     stage: BenchStage,
     way: Way,
     setting: Setting,
-    /// What a load does unless it is told otherwise, where that is something else.
+    /// What a load does unless it is told otherwise, where that is something else; and how it was set.
     own: Option<Way>,
+    own_setting: Option<Setting>,
     bytes: u64,
     samples: Vec<Sample>,
     own_samples: Vec<Sample>,
@@ -139,9 +140,11 @@ impl Course {
 
     fn sample_lanes(&mut self, survey: &mut Survey<'_>) -> Result<()> {
         for lane in &mut self.lanes {
-            lane.samples.push(lane.sample(survey, &lane.way)?);
+            lane.samples.push(lane.sample(survey, &lane.way)?.0);
             if let Some(own) = lane.own {
-                lane.own_samples.push(lane.sample(survey, &own)?);
+                let (sample, setting) = lane.sample(survey, &own)?;
+                lane.own_samples.push(sample);
+                lane.own_setting = Some(setting);
             }
         }
         Ok(())
@@ -181,13 +184,15 @@ impl Course {
             warnings.push(self.unproven());
         }
         let timeline = self.timeline();
-        let before_seconds = Spread::of(self.opening.iter().copied()).map_or(0.0, |spread| spread.median);
+        let opening_seconds = self.opening;
+        let before_seconds = Spread::of(opening_seconds.iter().copied()).map_or(0.0, |spread| spread.median);
         let ceilings: Vec<Ceiling> = self.lanes.into_iter().filter_map(Lane::ceiling).collect();
         let missing = || Error::Request { what: "no stage of this load could be measured".to_owned(), hint: None };
         let prediction = predict(&ceilings, before_seconds).ok_or_else(missing)?;
         let verdict = judge(&prediction, &ceilings, &self.loads).ok_or_else(missing)?;
         let proof = Proof { proven, how: self.how, before: self.before, after: self.after };
-        Ok(State { state: self.state, proof, ceilings, prediction, loads: self.loads, verdict, timeline })
+        let (state, loads) = (self.state, self.loads);
+        Ok(State { state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline })
     }
 
     fn unproven(&self) -> String {
@@ -242,13 +247,14 @@ fn lanes_of(survey: &Survey<'_>, state: CacheState, plan: &LoadPlan) -> Vec<Lane
 impl Lane {
     fn of(survey: &Survey<'_>, stage: BenchStage, bytes: u64) -> Option<Lane> {
         let (way, setting, own) = survey.best(stage)?;
-        Some(Lane { stage, way, setting, own, bytes, samples: Vec::new(), own_samples: Vec::new() })
+        let (samples, own_samples) = (Vec::new(), Vec::new());
+        Some(Lane { stage, way, setting, own, own_setting: None, bytes, samples, own_samples })
     }
 
-    fn sample(&self, survey: &mut Survey<'_>, way: &Way) -> Result<Sample> {
+    fn sample(&self, survey: &mut Survey<'_>, way: &Way) -> Result<(Sample, Setting)> {
         survey.bed.check()?;
         survey.set_cache(self.stage)?;
-        Ok(survey.sample(way, Some(self.bytes))?.0)
+        survey.sample(way, Some(self.bytes))
     }
 
     #[allow(clippy::cast_precision_loss)] // a time has no use for the 54th bit
@@ -263,6 +269,8 @@ impl Lane {
             bytes_per_second: rates.median,
             seconds: self.bytes as f64 / rates.median.max(f64::MIN_POSITIVE),
             own_bytes_per_second: own.median,
+            own_samples: self.own_samples,
+            own_setting: self.own_setting,
         })
     }
 }

@@ -1,10 +1,11 @@
-//! A benchmark as a table for other programs: one line a sample, of the stages alone, beside the loads, and the loads.
+//! A benchmark as a table for other programs: one line a sample. `stage`: a stage alone; `ceiling`: one beside the loads, at its best
+//! setting; `own`: the same at the loads' own setting, where that is another; `opening`: opening and planning; `load`: a load.
 //!
 //! RFC 4180: a comma between fields, quotes where a field needs them, CR LF at the end of a line.
 
 use std::io::{self, Write};
 
-use vramp::bench::{BenchReport, Sample, Setting};
+use vramp::bench::{BenchReport, BenchStage, Sample, Setting};
 
 use super::words;
 
@@ -33,7 +34,21 @@ pub(crate) fn write(report: &BenchReport, out: &mut dyn Write) -> io::Result<()>
     for state in &report.states {
         let name = words::state(state.state);
         for ceiling in &state.ceilings {
-            lines("ceiling", name, words::stage(ceiling.stage), &ceiling.setting, &ceiling.samples, out)?;
+            let stage = words::stage(ceiling.stage);
+            lines("ceiling", name, stage, &ceiling.setting, &ceiling.samples, out)?;
+            lines(
+                "own",
+                name,
+                stage,
+                ceiling.own_setting.as_ref().unwrap_or(&ceiling.setting),
+                &ceiling.own_samples,
+                out,
+            )?;
+        }
+        for (round, &seconds) in state.opening_seconds.iter().enumerate() {
+            let (sample, stage) = (Sample { bytes: 0, seconds }, words::stage(BenchStage::Opening));
+            let line = Line { kind: "opening", state: name, stage, setting: None, round, sample, setup_seconds: None };
+            write_line(&line, out)?;
         }
         for (round, load) in state.loads.iter().enumerate() {
             let sample = Sample { bytes: load.report.bytes, seconds: load.seconds };
@@ -97,8 +112,11 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         let trials: usize = report.stages.iter().flat_map(|stage| &stage.trials).map(|it| it.samples.len()).sum();
         let ceilings: usize = report.states.iter().flat_map(|state| &state.ceilings).map(|it| it.samples.len()).sum();
+        let own: usize = report.states.iter().flat_map(|state| &state.ceilings).map(|it| it.own_samples.len()).sum();
         let loads: usize = report.states.iter().map(|state| state.loads.len()).sum();
-        assert_eq!(text.matches("\r\n").count(), 1 + trials + ceilings + loads);
+        let opening: usize = report.states.iter().map(|state| state.opening_seconds.len()).sum();
+        assert!(own > 0 && opening == loads);
+        assert_eq!(text.matches("\r\n").count(), 1 + trials + ceilings + own + opening + loads);
         let commas = HEAD.matches(',').count();
         for line in text.lines() {
             let outside: String = line.split('"').step_by(2).collect();
@@ -106,6 +124,8 @@ mod tests {
         }
         assert!(text.contains("\r\nstage,,storage,\"O_DIRECT, io_uring\",131072,1,1,536870912,"), "{text}");
         assert!(text.contains("\r\nload,cold,,,,,1,536870912,0."), "{text}");
+        assert!(text.contains("\r\nown,cold,storage,\"O_DIRECT, threads\","), "{text}");
+        assert!(text.contains("\r\nopening,cold,opening and planning,,,,1,0,0.002,,\r\n"), "{text}");
         assert!(text.contains("\r\nstage,,driver's context,cuCtxCreate,0,1,1,0,0.12,,\r\n"), "{text}");
     }
 

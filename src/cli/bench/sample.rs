@@ -111,7 +111,9 @@ fn state(state: CacheState, limits: &[(BenchStage, f64)]) -> State {
         samples: samples(rate),
         bytes_per_second: rate,
         seconds: BYTES as f64 / rate,
-        own_bytes_per_second: rate,
+        own_bytes_per_second: rate / 2.0,
+        own_samples: samples(rate / 2.0),
+        own_setting: Some(setting("O_DIRECT, threads", READ, 2)),
     };
     let seconds = 0.002 + BYTES as f64 / rate;
     let loads: Vec<Load> = [1.02, 1.05, 1.012, 1.09, 1.02].map(|factor| load(seconds * factor, rate / factor)).to_vec();
@@ -126,6 +128,7 @@ fn state(state: CacheState, limits: &[(BenchStage, f64)]) -> State {
         },
         ceilings: limits.iter().map(ceiling).collect(),
         prediction: Prediction { before_seconds: 0.002, bound_by: limits[0].0, bytes_per_second: rate, seconds },
+        opening_seconds: vec![0.002; loads.len()],
         loads,
         verdict: Verdict {
             seconds: median,

@@ -115,7 +115,7 @@ fn alone(stages: &[StageBench]) -> String {
         table.row([name, tried, best, words::setting(&trial.setting)]);
     }
     let skipped = words::skipped(stages);
-    let skipped = skipped.iter().map(|(names, why)| line("not alone", &format!("{names} ({why})")));
+    let skipped = skipped.iter().map(|(names, why)| line("skipped", &format!("{names}: not measured alone ({why})")));
     table.render() + &skipped.collect::<String>()
 }
 
@@ -148,7 +148,10 @@ cache to fresh memory  8.00 GB/s            -         67.1 ms  O_DIRECT, io_urin
         let found = plain(&report);
         assert!(found.starts_with(expected), "{found}");
         assert!(found.contains("\nadvice      the limit is storage"), "{found}");
-        assert!(found.contains("\nnot alone   upload (the device's memory is the host's)\n"), "{found}");
+        assert!(
+            found.contains("\nskipped     upload: not measured alone (the device's memory is the host's)\n"),
+            "{found}"
+        );
         assert!(found.contains("\ndriver's context      1  120 ms"), "{found}");
     }
 
