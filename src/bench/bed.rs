@@ -40,6 +40,11 @@ impl<'a> Bed<'a> {
         Ok((bed, plan))
     }
 
+    /// The same with another part of the checkpoint.
+    pub(super) fn with<'b>(&'b self, subject: &'b Loadable<'b>) -> Result<Bed<'b>> {
+        Ok(Bed::new(subject, Arc::clone(&self.device), self.options, None)?.0)
+    }
+
     /// How a load moves bytes unless it is told otherwise.
     pub(super) fn transfer(&self) -> TransferOptions {
         TransferOptions { observer: None, ..self.options.transfer.clone() }

@@ -1,12 +1,15 @@
 //! The benchmark: each stage of a load measured alone on this machine and these files, T = S / B predicted from that, loads
 //! with the page cache in a proved state, and the comparison of the two.
 //!
-//! `data` is what comes out. `reads`, `memory` and `uploads` measure stages, `cache` sees to the page cache, `survey` chooses
-//! what to try, `rounds` loads, `predict` compares, `tune` searches options. It prints nothing, reads no environment, and knows no device by name.
+//! `data` is what comes out. `budget` says how much can be loaded in the time, `reads`, `memory` and `uploads` measure stages,
+//! `cache` sees to the page cache, `survey` chooses what to try, `rounds` loads, `predict` compares, `tune` searches options among
+//! those of `knobs`. It prints nothing, reads no environment, and knows no device by name.
 
 mod bed;
+mod budget;
 mod cache;
 mod data;
+mod knobs;
 mod memory;
 mod predict;
 mod reads;
@@ -73,16 +76,30 @@ pub struct Effort {
     pub rounds: usize,
     /// Bytes to load, at most; of a larger checkpoint a part is loaded.
     pub most_bytes: u64,
+    /// Seconds that all of it may take, about: from a slow storage a part is loaded.
+    pub most_seconds: Option<f64>,
 }
 
 impl Effort {
-    /// Under half a minute on one local disk.
-    pub const QUICK: Effort =
-        Effort { sample_seconds: 0.15, survey_rounds: 2, every_setting: false, rounds: 3, most_bytes: 768 << 20 };
+    /// Under half a minute.
+    pub const QUICK: Effort = Effort {
+        sample_seconds: 0.15,
+        survey_rounds: 2,
+        every_setting: false,
+        rounds: 3,
+        most_bytes: 768 << 20,
+        most_seconds: Some(25.0),
+    };
 
     /// A few minutes.
-    pub const THOROUGH: Effort =
-        Effort { sample_seconds: 0.5, survey_rounds: 3, every_setting: true, rounds: 7, most_bytes: 16 << 30 };
+    pub const THOROUGH: Effort = Effort {
+        sample_seconds: 0.5,
+        survey_rounds: 3,
+        every_setting: true,
+        rounds: 7,
+        most_bytes: 16 << 30,
+        most_seconds: None,
+    };
 }
 
 impl Options {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::Options;
 use super::cache::Stretch;
 use super::data::Subject;
 use super::reads::Part;
-use crate::checkpoint::{Checkpoint, Selected, Selection};
+use super::{Options, budget};
+use crate::checkpoint::{Checkpoint, Selected, Selection, Slice};
 use crate::device::Device;
 use crate::error::Result;
 use crate::extent::{ShardIndex, align_down};
@@ -33,12 +33,21 @@ pub(super) struct Loadable<'a> {
 impl<'a> Loadable<'a> {
     pub(super) fn of(checkpoint: &'a Checkpoint, device: &dyn Device, options: &Options) -> Result<Loadable<'a>> {
         let all = checkpoint.select(&Selection::default())?;
-        let (most, why) = most_bytes(device, options);
+        let (most, why) = most_bytes(checkpoint, device, options)?;
         let selected = first_of(checkpoint, all, most);
         let bytes: u64 = selected.iter().map(|one| bytes_of(checkpoint, one)).sum();
         let part = (bytes < checkpoint.total_bytes()).then_some(why);
         let (file_system, in_memory) = file_system(checkpoint, options)?;
         Ok(Loadable { checkpoint, selected, bytes, file_system, in_memory, part })
+    }
+
+    /// The same checkpoint, about this share of what is loaded of it.
+    pub(super) fn first(&self, share: f64) -> Loadable<'a> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let most = (self.bytes as f64 * share) as u64;
+        let selected = first_of(self.checkpoint, self.selected.clone(), most);
+        let bytes = selected.iter().map(|one| bytes_of(self.checkpoint, one)).sum();
+        Loadable { selected, bytes, file_system: self.file_system.clone(), part: self.part.clone(), ..*self }
     }
 
     /// The parts of files that a plan reads: all of a file that a shard is made of.
@@ -90,39 +99,56 @@ fn range_of(index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
 }
 
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {
-    checkpoint.tensors().get(selected.tensor).map_or(0, |info| info.bytes())
+    let info = checkpoint.tensors().get(selected.tensor);
+    info.and_then(|info| info.dtype.tensor_bytes(&selected.shape)).unwrap_or(0)
 }
 
 /// How much may be loaded, and what says so.
-fn most_bytes(device: &dyn Device, options: &Options) -> (u64, String) {
-    let effort = options.effort.most_bytes;
+fn most_bytes(checkpoint: &Checkpoint, device: &dyn Device, options: &Options) -> Result<(u64, String)> {
+    let usual = (options.effort.most_bytes, "more would take too long".to_owned());
+    let in_time = budget::most_bytes(checkpoint, options)?.map(|(bytes, rate)| {
+        (bytes, format!("more would take too long, since the storage gives {:.1} MB/s", rate / 1e6))
+    });
     let limits = device.limits();
-    if !(limits.host_visible && limits.keeps) {
-        return (effort, "more would take too long".to_owned());
-    }
     // Once as loaded (four times wider at most, where converted), once in the page cache.
     let share = if options.transfer.convert.is_some() { 6 } else { 3 };
-    match os::available_memory_bytes().map(|available| available / share) {
-        Some(memory) if memory < effort => (memory, "more would not fit this machine's memory, twice".to_owned()),
-        _ => (effort, "more would take too long".to_owned()),
-    }
+    let memory = os::available_memory_bytes().filter(|_| limits.host_visible && limits.keeps);
+    let in_memory = memory.map(|bytes| (bytes / share, "more would not fit this machine's memory, twice".to_owned()));
+    let least = |least: (u64, String), other: (u64, String)| if other.0 < least.0 { other } else { least };
+    Ok([in_time, in_memory].into_iter().flatten().fold(usual, least))
 }
 
-/// The tensors that lie first in the files, up to `most` bytes, and at least one with bytes.
+/// The tensors that lie first in the files, up to `most` bytes; if each is larger, the first rows of the smallest.
 fn first_of(checkpoint: &Checkpoint, mut selected: Vec<Selected>, most: u64) -> Vec<Selected> {
-    if checkpoint.total_bytes() <= most {
+    let size = |one: &Selected| bytes_of(checkpoint, one);
+    if selected.iter().map(size).fold(0, u64::saturating_add) <= most {
         return selected;
     }
+    let smallest = selected.iter().filter(|one| size(one) > 0).min_by_key(|one| size(one)).cloned();
     let place = |one: &Selected| checkpoint.tensors().get(one.tensor).map(|info| (info.shard(), info.first_offset()));
     selected.sort_by_key(place);
     let mut taken = 0u64;
     selected.retain(|one| {
-        let fits = taken == 0 || taken.saturating_add(bytes_of(checkpoint, one)) <= most;
-        taken += if fits { bytes_of(checkpoint, one) } else { 0 };
+        let fits = taken.saturating_add(size(one)) <= most;
+        taken += if fits { size(one) } else { 0 };
         fits
     });
+    if taken == 0 {
+        selected = smallest.map(|one| first_rows(&one, size(&one), most)).into_iter().collect();
+    }
     selected.sort_by(|a, b| a.name.cmp(&b.name));
     selected
+}
+
+/// As many of the first rows of a tensor of `bytes` bytes as fit `most`, and at least eight; rows along the first dimension that has
+/// many. What is cut already stays as it is.
+fn first_rows(of: &Selected, bytes: u64, most: u64) -> Selected {
+    let long = of.shape.iter().enumerate().find(|(_, rows)| **rows >= 16).filter(|_| of.slice.is_none());
+    let Some((dim, &rows)) = long else { return of.clone() };
+    let fitting = most / (bytes / rows).max(1);
+    let end = (fitting - fitting % 8).clamp(8, rows); // elements that are narrower than a byte fill bytes
+    let shape = of.shape.iter().enumerate().map(|(at, &rows)| if at == dim { end } else { rows }).collect();
+    Selected { slice: Some(Slice { dim, start: 0, end }), shape, ..of.clone() }
 }
 
 fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, bool)> {

@@ -1,8 +1,9 @@
-//! The search for better options: one knob after the other, each value against the best so far in interleaved pairs of whole
-//! loads, cold and warm, within a time that is given.
+//! The search for better options, within a time that is given: a first look at each value of each knob, then the promising ones
+//! against the best so far, at last the result against the defaults.
 //!
-//! A value is kept only if it is better by more than the noise; at the end the result is compared with the defaults once
-//! more, and thrown away if it is not better. It changes nothing but the options of loads.
+//! The first look goes around the knobs, one pair of loads of a part for each value, so that every knob is reached before any is
+//! reached twice. What is kept must be better by more than the noise in interleaved pairs; what the last comparison does not
+//! confirm is thrown away. It changes nothing but the options of loads, and knows no clock but that of its [`Track`].
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,22 +13,28 @@ use serde::Serialize;
 use super::bed::Bed;
 use super::cache::TOLERANCE;
 use super::data::{CacheState, Spread};
+use super::knobs::{self, Knob, Value};
 use super::subject::Loadable;
 use super::{Options, survey};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::load::{MOST_AT_ONCE, Profile, TransferOptions};
-use crate::plan::LoadPlan;
-use crate::report::Staging;
-use crate::source::Engine;
+use crate::load::Profile;
 
-const MIB: usize = 1 << 20;
-
-/// Pairs of loads for each value.
+/// Pairs of loads for a value that is promising.
 const PAIRS: u32 = 3;
 
 /// Pairs of loads for the result.
 const LAST_PAIRS: u32 = 5;
+
+/// Promising values that there should be time for.
+const PROMISING: u32 = 3;
+
+/// The share of the time that the first looks take, and what comes after them.
+const LOOKING: f64 = 0.45;
+const COMPARING: f64 = 0.45;
+
+/// The share of what is loaded that shows how long loads take.
+const CALIBRATION: f64 = 1.0 / 32.0;
 
 /// A value is better if loads take at most this share of the time, over all states together.
 const BETTER: f64 = 0.97;
@@ -35,21 +42,24 @@ const BETTER: f64 = 0.97;
 /// And in none of them more than this share.
 const NOT_WORSE: f64 = 1.02;
 
+/// Bytes of a load that says anything, at least, where there are as many.
+const LEAST_BYTES: f64 = 64e6;
+
 /// What a search found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Tuning {
     /// What to tell loads. It says nothing where the defaults are as good.
     pub profile: Profile,
-    /// Seconds of a cold load with the defaults, and with the profile, in the last comparison.
+    /// Seconds of a cold load with the defaults, and with the profile, in the last comparison; none where nothing was found.
     pub cold_seconds: Option<[Spread; 2]>,
     /// The same of a warm load.
     pub warm_seconds: Option<[Spread; 2]>,
     /// Time with the profile divided by time with the defaults: the mean over the states of the medians of pairs.
     pub ratio: f64,
-    /// What was tried.
+    /// What was tried, in the order of time.
     pub trials: Vec<TuneTrial>,
-    /// Whether everything was tried in the time that was given.
-    pub complete: bool,
+    /// The values that there was no time for, as [`TuneTrial::what`].
+    pub not_reached: Vec<String>,
     /// How long the search took.
     pub seconds: f64,
 }
@@ -59,16 +69,22 @@ pub struct Tuning {
 pub struct TuneTrial {
     /// The knob and its value: `direct_depth = 4`.
     pub what: String,
-    /// Time with it divided by time with the best before.
+    /// Time with it divided by time with the defaults, at a first look: one pair of loads in each state.
     pub ratio: f64,
+    /// Time with it divided by time with the best before, in several pairs; none where the first look had ruled it out, or there
+    /// was no time.
+    pub confirmed: Option<f64>,
     /// Whether it was better.
     pub kept: bool,
 }
 
-/// Something that can be set, and how.
-struct Change {
-    what: String,
-    profile: Profile,
+/// What loads, and whose clock counts.
+pub(super) trait Track {
+    /// Seconds of a load of this share of what there is, set-up included: more buffers and threads take time too.
+    fn load(&mut self, profile: &Profile, state: CacheState, share: f64) -> Result<f64>;
+
+    /// Seconds since the search began.
+    fn seconds(&self) -> f64;
 }
 
 /// Searches for options that load this checkpoint faster, for about as long as `budget`; at least one value is tried.
@@ -90,15 +106,13 @@ pub(super) fn tune_on(
     let (device, _) = survey::open_device(options)?;
     let subject = Loadable::of(checkpoint, &*device, options)?;
     let (bed, plan) = Bed::new(&subject, device, options, None)?;
-    let mut search = Search { bed: &bed, states: states(&bed)?, until: began, progress };
+    let states = states(&bed)?;
+    let knobs = knobs::of(&bed, states.contains(&CacheState::Cold), &plan);
     let usual = Profile::of(&bed.transfer(), &device_name(&bed), &subject.file_system);
-    search.until = began + budget.saturating_sub(search.warm_up(&usual)? * LAST_PAIRS);
-    let (profile, trials, complete) = search.run(&usual, &plan)?;
-    let mut tuning = search.compare(&usual, profile)?;
-    tuning.trials = trials;
-    tuning.complete = complete;
-    tuning.seconds = began.elapsed().as_secs_f64();
-    Ok(tuning)
+    #[allow(clippy::cast_precision_loss)] // a share
+    let least = LEAST_BYTES / subject.bytes.max(1) as f64;
+    let track = &mut Loads { bed: &bed, began };
+    Search { track, states, least: least.min(1.0), budget: budget.as_secs_f64(), progress }.run(&usual, &knobs)
 }
 
 /// The states that can be had: files that stay in the page cache are never cold.
@@ -112,75 +126,119 @@ fn device_name(bed: &Bed<'_>) -> String {
     bed.device.product().unwrap_or_else(|| bed.device.name())
 }
 
-struct Search<'a> {
+/// Loads of a checkpoint on this machine.
+struct Loads<'a> {
     bed: &'a Bed<'a>,
-    states: Vec<CacheState>,
-    until: Instant,
-    progress: &'a dyn Fn(&str),
+    began: Instant,
 }
 
-impl Search<'_> {
-    /// Tries every value of every knob once; returns the best profile, the trials, and whether time sufficed.
-    fn run(&self, usual: &Profile, plan: &LoadPlan) -> Result<(Profile, Vec<TuneTrial>, bool)> {
-        let (mut best, mut trials) = (usual.clone(), Vec::new());
-        let knobs = self.knobs(plan);
-        for knob in knobs {
-            for Change { what, profile } in knob(&best) {
-                if Instant::now() >= self.until && !trials.is_empty() {
-                    return Ok((best, trials, false));
-                }
-                (self.progress)(&format!("trying {what}"));
-                let ratios = self.ratios(&best, &profile)?;
-                let (ratio, kept) = (ratios.mean(), ratios.are_better());
-                trials.push(TuneTrial { what, ratio, kept });
-                best = if kept { profile } else { best };
-            }
-        }
-        Ok((best, trials, true))
-    }
-
-    /// One pair of loads in each state, which do not count; how long that takes.
-    fn warm_up(&self, usual: &Profile) -> Result<Duration> {
-        let began = Instant::now();
-        self.states.iter().try_for_each(|state| self.pair(usual, usual, *state).map(drop))?;
-        Ok(began.elapsed())
-    }
-
-    /// Time with `other` divided by time with `best`, for each state.
-    fn ratios(&self, best: &Profile, other: &Profile) -> Result<Ratios> {
-        let ratios = |state: &CacheState| Ok(ratios_of(&self.pairs(best, other, *state, PAIRS)?));
-        self.states.iter().map(ratios).collect::<Result<_>>().map(Ratios)
-    }
-
-    /// Pairs of loads, of which each profile comes first in turn.
-    fn pairs(&self, one: &Profile, other: &Profile, state: CacheState, count: u32) -> Result<Vec<[f64; 2]>> {
-        let pair = |number: u32| match number.is_multiple_of(2) {
-            true => self.pair(one, other, state),
-            false => self.pair(other, one, state).map(|[other, one]| [one, other]),
-        };
-        (0..count).map(pair).collect()
-    }
-
-    /// Seconds of a load with one profile and of a load with another, one right after the other.
-    fn pair(&self, first: &Profile, second: &Profile, state: CacheState) -> Result<[f64; 2]> {
-        Ok([self.load(first, state)?, self.load(second, state)?])
-    }
-
-    fn load(&self, profile: &Profile, state: CacheState) -> Result<f64> {
-        self.bed.reach(state)?;
-        self.bed.touch()?;
-        let (_, loaded) = self.bed.load(profile.apply(self.bed.transfer()))?;
-        // With the set-up: more buffers and threads take time too.
+impl Track for Loads<'_> {
+    fn load(&mut self, profile: &Profile, state: CacheState, share: f64) -> Result<f64> {
+        let subject = self.bed.subject.first(share);
+        let bed = self.bed.with(&subject)?;
+        bed.reach(state)?;
+        bed.touch()?;
+        let (_, loaded) = bed.load(profile.apply(bed.transfer()))?;
         Ok(loaded.report.seconds + loaded.report.setup_seconds)
     }
 
+    fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+}
+
+pub(super) struct Search<'a> {
+    pub(super) track: &'a mut dyn Track,
+    pub(super) states: Vec<CacheState>,
+    /// The least share of what there is that is worth loading.
+    pub(super) least: f64,
+    /// Seconds.
+    pub(super) budget: f64,
+    pub(super) progress: &'a dyn Fn(&str),
+}
+
+impl Search<'_> {
+    pub(super) fn run(mut self, usual: &Profile, knobs: &[Knob]) -> Result<Tuning> {
+        let values = around(knobs);
+        let pair = self.pair_seconds(usual)?;
+        let share = |seconds: f64, pairs: f64, least: f64| (seconds / (pairs * pair)).clamp(least, 1.0);
+        #[allow(clippy::cast_precision_loss)] // some dozens
+        let small = share(self.budget * LOOKING, values.len() as f64, self.least);
+        let large = share(self.budget * COMPARING, f64::from(PROMISING * PAIRS + LAST_PAIRS), small);
+        let mut trials = self.look(usual, &values, small)?;
+        let not_reached = values.iter().skip(trials.len()).map(|(_, value)| value.what.clone()).collect();
+        let last = self.budget - f64::from(LAST_PAIRS) * pair * large;
+        let best = self.confirm(usual, &values, &mut trials, large, last - f64::from(PAIRS) * pair * large)?;
+        let mut tuning = self.compare(usual, best, large)?;
+        (tuning.trials, tuning.not_reached, tuning.seconds) = (trials, not_reached, self.track.seconds());
+        Ok(tuning)
+    }
+
+    /// Seconds of a pair of loads of everything in all states, and of what comes between them, as a load of a part tells.
+    fn pair_seconds(&mut self, usual: &Profile) -> Result<f64> {
+        let share = CALIBRATION.max(self.least);
+        self.loads(usual, share)?; // the first of all does not count
+        let began = self.track.seconds();
+        self.loads(usual, share)?;
+        Ok((2.0 * (self.track.seconds() - began) / share).max(f64::MIN_POSITIVE))
+    }
+
+    fn loads(&mut self, profile: &Profile, share: f64) -> Result<()> {
+        let Search { track, states, .. } = self;
+        states.iter().try_for_each(|state| track.load(profile, *state, share).map(drop))
+    }
+
+    /// A first look at the values, in this order, until its time is up.
+    fn look(&mut self, usual: &Profile, values: &[(usize, &Value)], share: f64) -> Result<Vec<TuneTrial>> {
+        let mut trials = Vec::new();
+        for (_, value) in values {
+            if !trials.is_empty() && self.track.seconds() >= self.budget * (1.0 - COMPARING) {
+                break;
+            }
+            (self.progress)(&format!("trying {}", value.what));
+            let ratio = self.ratios(usual, &value.on(usual), share, 1)?.mean();
+            trials.push(TuneTrial { what: value.what.clone(), ratio, confirmed: None, kept: false });
+        }
+        Ok(trials)
+    }
+
+    /// Adds to the defaults what is better, the most promising first and one value a knob, as long as one can begin before `until`.
+    fn confirm(
+        &mut self,
+        usual: &Profile,
+        values: &[(usize, &Value)],
+        trials: &mut [TuneTrial],
+        share: f64,
+        until: f64,
+    ) -> Result<Profile> {
+        let (mut best, mut kept) = (usual.clone(), Vec::new());
+        let mut promising: Vec<_> = trials.iter_mut().zip(values).filter(|(trial, _)| trial.ratio < 1.0).collect();
+        promising.sort_by(|(one, _), (other, _)| one.ratio.total_cmp(&other.ratio));
+        for (at, (trial, (knob, value))) in promising.into_iter().enumerate() {
+            if at > 0 && self.track.seconds() >= until {
+                break;
+            }
+            if kept.contains(knob) {
+                continue;
+            }
+            (self.progress)(&format!("comparing {}", value.what));
+            let ratios = self.ratios(&best, &value.on(&best), share, PAIRS)?;
+            (trial.confirmed, trial.kept) = (Some(ratios.mean()), ratios.are_better());
+            if trial.kept {
+                best = value.on(&best);
+                kept.push(*knob);
+            }
+        }
+        Ok(best)
+    }
+
     /// Compares the result with the defaults; what is not better is not handed out.
-    fn compare(&self, usual: &Profile, profile: Profile) -> Result<Tuning> {
-        let unchanged = profile == *usual;
+    fn compare(&mut self, usual: &Profile, profile: Profile, share: f64) -> Result<Tuning> {
         let (mut cold_seconds, mut warm_seconds, mut ratios) = (None, None, Ratios(Vec::new()));
-        for state in &self.states {
+        let states = if profile == *usual { Vec::new() } else { self.states.clone() };
+        for state in states {
             (self.progress)("comparing with the defaults");
-            let pairs = self.pairs(usual, &profile, *state, LAST_PAIRS)?;
+            let pairs = self.pairs(usual, &profile, state, share, LAST_PAIRS)?;
             ratios.0.push(ratios_of(&pairs));
             let of = |which: usize| Spread::of(pairs.iter().map(|pair| pair[which]));
             let both = of(0).zip(of(1)).map(|(usual, tuned)| [usual, tuned]);
@@ -189,33 +247,46 @@ impl Search<'_> {
                 CacheState::Warm => warm_seconds = both,
             }
         }
-        let (ratio, better) = (ratios.mean(), !unchanged && ratios.are_better());
+        let better = !ratios.0.is_empty() && ratios.are_better();
+        let ratio = if ratios.0.is_empty() { 1.0 } else { ratios.mean() };
         let profile = if better { profile } else { usual.clone() };
-        Ok(Tuning { profile, cold_seconds, warm_seconds, ratio, trials: Vec::new(), complete: true, seconds: 0.0 })
+        let (trials, not_reached) = (Vec::new(), Vec::new());
+        Ok(Tuning { profile, cold_seconds, warm_seconds, ratio, trials, not_reached, seconds: 0.0 })
     }
 
-    // ---- the knobs
-
-    fn knobs(&self, plan: &LoadPlan) -> Vec<Knob> {
-        let usual = self.bed.transfer();
-        let mut knobs: Vec<Knob> = Vec::new();
-        if self.states.contains(&CacheState::Cold) {
-            knobs.push(direct_depths(&usual));
-        }
-        knobs.push(read_sizes());
-        knobs.push(page_cache_threads(&usual));
-        if survey::staged_bytes(plan) > plan.read_bytes() / 100 {
-            knobs.push(staging_shapes(
-                usual.staging.map_or(self.bed.device.limits().staging, |it| (it.count, it.bytes)),
-            ));
-            knobs.push(lanes());
-        }
-        if self.states.contains(&CacheState::Cold) {
-            knobs.push(populate_threads(&usual));
-            knobs.push(engines());
-        }
-        knobs
+    /// Time with `other` divided by time with `best`, for each state.
+    fn ratios(&mut self, best: &Profile, other: &Profile, share: f64, count: u32) -> Result<Ratios> {
+        let states = self.states.clone();
+        let ratios = |state| Ok(ratios_of(&self.pairs(best, other, state, share, count)?));
+        states.into_iter().map(ratios).collect::<Result<_>>().map(Ratios)
     }
+
+    /// Seconds of pairs of loads, one right after the other, of which each profile comes first in turn.
+    fn pairs(
+        &mut self,
+        one: &Profile,
+        other: &Profile,
+        state: CacheState,
+        share: f64,
+        count: u32,
+    ) -> Result<Vec<[f64; 2]>> {
+        let mut load = |profile: &Profile| self.track.load(profile, state, share);
+        let pair = |number: u32| -> Result<[f64; 2]> {
+            if number.is_multiple_of(2) {
+                return Ok([load(one)?, load(other)?]);
+            }
+            let second = load(other)?;
+            Ok([load(one)?, second])
+        };
+        (0..count).map(pair).collect()
+    }
+}
+
+/// The values of all knobs with the number of theirs: the first of each, then the second of each, ….
+fn around(knobs: &[Knob]) -> Vec<(usize, &Value)> {
+    let most = knobs.iter().map(|knob| knob.values.len()).max().unwrap_or(0);
+    let turn = |turn| knobs.iter().enumerate().filter_map(move |(at, knob)| Some((at, knob.values.get(turn)?)));
+    (0..most).flat_map(turn).collect()
 }
 
 /// Time with one profile divided by time with another: for each state, of each pair of loads.
@@ -244,80 +315,84 @@ fn median(ratios: &[f64]) -> f64 {
     Spread::of(ratios.iter().copied()).map_or(1.0, |spread| spread.median)
 }
 
-/// From the best profile so far to those that differ from it in one knob.
-type Knob = Box<dyn Fn(&Profile) -> Vec<Change>>;
-
-/// A knob with these values, set by `set`.
-fn knob<T: Copy + Serialize + 'static>(
-    name: &'static str,
-    values: Vec<T>,
-    set: impl Fn(&mut Profile, T) + 'static,
-) -> Knob {
-    Box::new(move |best| {
-        let change = |value: &T| {
-            let mut profile = best.clone();
-            set(&mut profile, *value);
-            let value = serde_json::to_string(value).unwrap_or_default(); // as in the file
-            Change { what: format!("{name} = {}", value.trim_matches('"')), profile }
-        };
-        values.iter().map(change).filter(|change| change.profile != *best).collect()
-    })
-}
-
-/// Numbers around the usual one, without it.
-fn around(usual: usize) -> Vec<usize> {
-    let mut values = vec![(usual / 4).max(1), (usual / 2).max(1), usual * 2, usual * 4];
-    values.dedup();
-    values.retain(|value| *value != usual && *value <= MOST_AT_ONCE);
-    values
-}
-
-fn direct_depths(usual: &TransferOptions) -> Knob {
-    knob("direct_depth", around(usual.queue.direct_depth), |profile, depth| profile.direct_depth = Some(depth))
-}
-
-fn read_sizes() -> Knob {
-    let sizes = [2, 8, 16].map(|mib| (mib * MIB) as u64).into();
-    knob("read_bytes", sizes, |profile, bytes| profile.read_bytes = Some(bytes))
-}
-
-fn page_cache_threads(usual: &TransferOptions) -> Knob {
-    let counts = around(usual.queue.page_cache_threads);
-    knob("page_cache_threads", counts, |profile, count| profile.page_cache_threads = Some(count))
-}
-
-fn populate_threads(usual: &TransferOptions) -> Knob {
-    let counts = around(usual.queue.populate_threads);
-    knob("populate_threads", counts, |profile, count| profile.populate_threads = Some(count))
-}
-
-fn staging_shapes((count, bytes): (usize, usize)) -> Knob {
-    let shapes = [(count, bytes / 2), (count, bytes * 2), (count / 2, bytes), (count * 2, bytes)];
-    let shapes = shapes.into_iter().filter(|(count, bytes)| *count > 0 && *bytes >= 4096);
-    let shapes = shapes.map(|(count, bytes)| Staging { count, bytes }).collect();
-    knob("staging", shapes, |profile, staging| profile.staging = Some(staging))
-}
-
-fn lanes() -> Knob {
-    knob("lanes", vec![1, 2, 4], |profile, lanes| profile.lanes = Some(lanes))
-}
-
-fn engines() -> Knob {
-    knob("engine", vec![Engine::Threads], |profile, engine| profile.engine = Some(engine))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::knobs::tests::every_knob;
     use super::*;
+    use crate::source::Engine;
+
+    /// Loads that take what a formula says, by a clock of their own.
+    struct Formula<F> {
+        whole_seconds: f64,
+        factor: F,
+        now: f64,
+    }
+
+    impl<F: Fn(&Profile, CacheState) -> f64> Track for Formula<F> {
+        fn load(&mut self, profile: &Profile, state: CacheState, share: f64) -> Result<f64> {
+            let seconds = self.whole_seconds * share * (self.factor)(profile, state);
+            self.now += seconds * 1.5; // the state has to be reached as well
+            Ok(seconds)
+        }
+
+        fn seconds(&self) -> f64 {
+            self.now
+        }
+    }
+
+    fn search(budget: f64, whole_seconds: f64, factor: impl Fn(&Profile, CacheState) -> f64) -> Tuning {
+        let track = &mut Formula { whole_seconds, factor, now: 0.0 };
+        let states = vec![CacheState::Cold, CacheState::Warm];
+        let search = Search { track, states, least: 0.01, budget, progress: &|_| {} };
+        search.run(&Profile::new("cpu", "ext4"), &every_knob()).unwrap()
+    }
+
+    fn knobs_of(trials: &[TuneTrial]) -> std::collections::BTreeSet<&str> {
+        trials.iter().filter_map(|trial| trial.what.split(" = ").next()).collect()
+    }
 
     #[test]
-    fn a_knob_changes_one_thing_and_skips_what_is_set() {
-        let best = Profile { lanes: Some(2), ..Profile::new("cpu", "ext4") };
-        let changes = lanes()(&best);
-        let whats: Vec<_> = changes.iter().map(|change| change.what.as_str()).collect();
-        assert_eq!(whats, ["lanes = 1", "lanes = 4"]);
-        assert!(changes.iter().all(|change| Profile { lanes: Some(2), ..change.profile.clone() } == best));
-        assert_eq!((around(1), around(8)), (vec![2, 4], vec![2, 4, 16, 32]));
+    fn every_value_of_every_knob_is_looked_at_within_the_time_and_the_best_is_found() {
+        // Threads and depth are what is better, each in one state, and more of them together.
+        let factor = |profile: &Profile, state| match state {
+            CacheState::Cold if profile.engine == Some(Engine::Threads) => 0.8,
+            CacheState::Warm if profile.page_cache_threads == Some(8) => 0.7,
+            _ => 1.0,
+        };
+        for (budget, whole) in [(60.0, 0.3), (60.0, 3.0), (120.0, 20.0), (600.0, 1.0)] {
+            let tuning = search(budget, whole, factor);
+            assert!(tuning.not_reached.is_empty() && tuning.seconds <= budget * 1.05, "{tuning:#?}");
+            assert_eq!(tuning.trials.len(), every_knob().iter().map(|knob| knob.values.len()).sum::<usize>());
+            let found = (tuning.profile.engine, tuning.profile.page_cache_threads, tuning.profile.direct_depth);
+            assert_eq!(found, (Some(Engine::Threads), Some(8), None), "{budget} s: {tuning:#?}");
+            assert!((tuning.ratio - 0.75).abs() < 1e-9, "{}", tuning.ratio);
+        }
+    }
+
+    #[test]
+    fn every_knob_is_reached_before_any_is_reached_twice() {
+        let names = every_knob().len();
+        // Loads that are far too long for the time: the least share of them is loaded.
+        for budget in [0.0, 5.0, 20.0, 40.0, 60.0] {
+            let tuning = search(budget, 40.0, |_, _| 1.0);
+            let (tried, all) = (tuning.trials.len(), every_knob().iter().map(|knob| knob.values.len()).sum::<usize>());
+            assert_eq!(knobs_of(&tuning.trials).len(), tried.min(names), "{tuning:#?}");
+            assert_eq!(tried + tuning.not_reached.len(), all);
+            assert!(tried >= 1 && tuning.profile == Profile::new("cpu", "ext4"));
+        }
+        assert_eq!(search(0.0, 40.0, |_, _| 1.0).trials.len(), 1);
+    }
+
+    #[test]
+    fn what_the_first_look_mistakes_is_not_kept() {
+        // Each second load is slower, whatever is loaded.
+        let calls = std::cell::Cell::new(0u32);
+        let tuning = search(60.0, 1.0, |_, _| {
+            calls.set(calls.get() + 1);
+            if calls.get().is_multiple_of(2) { 0.8 } else { 1.0 }
+        });
+        assert!(tuning.trials.iter().all(|trial| !trial.kept) && tuning.profile == Profile::new("cpu", "ext4"));
+        assert!(tuning.trials.iter().any(|trial| trial.ratio < BETTER), "{tuning:#?}");
     }
 
     #[test]

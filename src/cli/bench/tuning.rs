@@ -11,23 +11,35 @@ use super::super::text::{self, Align, BOLD, GOOD, Table};
 pub(crate) fn text(tuning: &Tuning) -> String {
     let mut out = format!("{}{}\n", text::styled(BOLD, format!("{:<12}", "tuning")), verdict(tuning));
     out.extend(compared(tuning).map(|[state, usual, tuned]| format!("{state:<12}{usual} before, {tuned} with them\n")));
-    if tuning.trials.is_empty() {
-        return out;
+    if !tuning.trials.is_empty() {
+        let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Left]);
+        table.heading(HEADS);
+        for trial in &tuning.trials {
+            let [what, look, confirmed, kept] = row(trial);
+            let plain = anstyle::Style::new();
+            table.styled_row([(plain, what), (plain, look), (plain, confirmed), (GOOD, kept)]);
+        }
+        out.push_str(&table.render());
     }
-    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
-    table.heading(["tried", "time", ""]);
-    for trial in &tuning.trials {
-        let [what, ratio, kept] = row(trial);
-        let plain = anstyle::Style::new();
-        table.styled_row([(plain, what), (plain, ratio), (GOOD, kept)]);
-    }
-    out + &table.render()
+    out.extend(not_reached(tuning).map(|values| format!("{:<12}{values}\n", "no time for")));
+    out
+}
+
+/// What the columns of [`row`] are: times with a value by times without it.
+pub(crate) const HEADS: [&str; 4] = ["tried", "one pair", "several pairs", ""];
+
+/// The values that were not tried.
+pub(crate) fn not_reached(tuning: &Tuning) -> Option<String> {
+    (!tuning.not_reached.is_empty()).then(|| text::escape(&tuning.not_reached.join(", ")))
 }
 
 /// What came of it, in a sentence.
 pub(crate) fn verdict(tuning: &Tuning) -> String {
     let tried = text::plural(tuning.trials.len() as u64, "value");
-    let rest = if tuning.complete { "" } else { " (not all: the time was up)" };
+    let rest = match tuning.not_reached.len() {
+        0 => String::new(),
+        rest => format!(" ({rest} more: the time was up)"),
+    };
     let tried = format!("{tried} tried in {}{rest}", text::seconds(tuning.seconds));
     match options(&tuning.profile) {
         options if options.is_empty() => format!("{tried}: none is clearly better than the defaults"),
@@ -65,10 +77,11 @@ pub(crate) fn compared(tuning: &Tuning) -> impl Iterator<Item = [String; 3]> {
     states.into_iter().flatten().filter(move |_| is_new)
 }
 
-/// A value that was tried: what, the time with it by the time before, whether it was kept.
-pub(crate) fn row(trial: &TuneTrial) -> [String; 3] {
+/// A value that was tried: what, the time with it by the time without it at a first look and in several pairs, whether it was kept.
+pub(crate) fn row(trial: &TuneTrial) -> [String; 4] {
     let kept = if trial.kept { "kept" } else { "" };
-    [text::escape(&trial.what), text::percent(trial.ratio), kept.to_owned()]
+    let confirmed = trial.confirmed.map_or(String::new(), text::percent);
+    [text::escape(&trial.what), text::percent(trial.ratio), confirmed, kept.to_owned()]
 }
 
 /// A profile as a file.
@@ -87,15 +100,16 @@ mod tests {
     fn what_was_found_is_said_with_its_gain_and_nothing_is_promised_of_nothing() {
         let found = anstream::adapter::strip_str(&text(&sample::tuning())).to_string();
         let expected = "\
-tuning      2 values tried in 30.0 s (not all: the time was up): loads take 90 % of the time with read_bytes = 8 MiB
+tuning      2 values tried in 30.0 s (1 more: the time was up): loads take 90 % of the time with read_bytes = 8 MiB
 cold        200 ms [190 ms … 210 ms] before, 180 ms [170 ms … 190 ms] with them
-tried                  time
-direct_depth = 2      112 %
-read_bytes = 8388608   90 %  kept
+tried                 one pair  several pairs
+direct_depth = 2         112 %
+read_bytes = 8388608      88 %           90 %  kept
+no time for lanes = 4
 ";
         assert_eq!(found, expected, "{found}");
-        let none =
-            Tuning { profile: Profile::new("cpu", "ext4"), trials: Vec::new(), complete: true, ..sample::tuning() };
+        let (trials, not_reached) = (Vec::new(), Vec::new());
+        let none = Tuning { profile: Profile::new("cpu", "ext4"), trials, not_reached, ..sample::tuning() };
         let found = anstream::adapter::strip_str(&text(&none)).to_string();
         assert_eq!(found, "tuning      0 values tried in 30.0 s: none is clearly better than the defaults\n");
     }

@@ -219,10 +219,13 @@ fn tuned(tuning: &Tuning) -> String {
     } else {
         table("Loads with the defaults and with what was found", ["state", "defaults", "found"], &compared)
     };
-    let rows: Vec<[String; 3]> = tuning.trials.iter().map(tuning::row).collect();
-    let tried = table("Time with each value by the time with the best before it", ["tried", "#time", ""], &rows);
+    let rows: Vec<[String; 4]> = tuning.trials.iter().map(tuning::row).collect();
+    let [what, look, confirmed, kept] = tuning::HEADS;
+    let heads = [what, &format!("#{look}"), &format!("#{confirmed}"), kept];
+    let tried = table("Time with each value by the time without it", heads, &rows);
     let verdict = paragraph("", &format!("{}.", capitalised(&tuning::verdict(tuning))));
-    let tried = folded("Everything that was tried", &tried);
+    let missed = tuning::not_reached(tuning).map(|values| paragraph("hint", &format!("No time for {values}.")));
+    let tried = folded("Everything that was tried", &tried) + &missed.unwrap_or_default();
     format!("<h2>Search for better options</h2>\n<section class=\"card\">{verdict}{against}{tried}</section>\n")
 }
 
