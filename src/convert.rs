@@ -256,19 +256,25 @@ impl Scales<'_> {
         let across = self.columns.div_ceil(self.block_columns);
         let (mut row, mut column) = (first / self.columns, first % self.columns);
         while !factors.is_empty() {
-            let (mut of_row, rest) = factors.split_at_mut(within(self.columns - column, factors.len()));
+            let (of_row, rest) = factors.split_at_mut(within(self.columns - column, factors.len()));
             let index = row / self.block_rows * across + column / self.block_columns;
             let scales = usize::try_from(index).ok().and_then(|index| self.values.get(index..)).unwrap_or_default();
-            let mut left = self.block_columns - column % self.block_columns;
-            for scale in scales {
-                let (of_block, others) = of_row.split_at_mut(within(left, of_row.len()));
-                of_block.fill(*scale);
-                (of_row, left) = (others, self.block_columns);
-                if of_row.is_empty() {
-                    break;
-                }
-            }
+            self.spread(scales, column, of_row);
             (factors, row, column) = (rest, row + 1, 0);
+        }
+    }
+
+    /// Spreads the scales of a row of blocks over a part of one row of elements that begins at `column`.
+    fn spread(&self, scales: &[f32], column: u64, of_row: &mut [f32]) {
+        if self.block_columns == 1 {
+            return of_row.iter_mut().zip(scales).for_each(|(factor, scale)| *factor = *scale);
+        }
+        // The first block may have begun before.
+        let left = within(self.block_columns - column % self.block_columns, of_row.len());
+        let (begun, whole) = of_row.split_at_mut(left);
+        let blocks = whole.chunks_mut(within(self.block_columns, CHUNK));
+        for (block, scale) in std::iter::once(begun).chain(blocks).zip(scales) {
+            block.fill(*scale);
         }
     }
 }
