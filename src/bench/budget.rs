@@ -1,15 +1,16 @@
-//! How much of a checkpoint a benchmark can load in a limited time: the storage is asked for its rate before anything is chosen.
+//! How much of a checkpoint a benchmark can load in a limited time: storage and memory are asked for their rates before anything is
+//! chosen.
 //!
-//! What is loaded passes the storage many times, so that on a slow one a part is loaded, and the report says so. It chooses no
-//! tensors and stops nothing that has begun.
+//! What is loaded passes the storage and fresh memory many times, so that of slow ones a part is loaded, and the report says so. It
+//! chooses no tensors and stops nothing that has begun.
 
 use std::sync::Arc;
 
 use super::cache::Stretch;
 use super::reads::{self, Portion, ReadWay, Tape};
-use super::{Effort, Options};
+use super::{Effort, Options, memory, survey};
 use crate::checkpoint::{Checkpoint, Shard};
-use crate::device::NullDevice;
+use crate::device::{Device, NullDevice};
 use crate::error::Result;
 use crate::load::open_same;
 use crate::source::{Engine, Fallbacks, Route};
@@ -21,12 +22,37 @@ const PROBE: ReadWay = ReadWay { route: Route::Direct, engine: Engine::Auto, blo
 const STORAGE_SETTINGS: [f64; 2] = [26.0, 8.0];
 const ALL_SETTINGS: [f64; 2] = [80.0, 24.0];
 
-/// The bytes that may be loaded if the time is limited, and the rate of the storage that says so.
-pub(super) fn most_bytes(checkpoint: &Checkpoint, options: &Options) -> Result<Option<(u64, f64)>> {
+/// Bytes of memory that are asked for its rate.
+const MEMORY_PROBE: u64 = 128 << 20;
+
+/// Bytes per second of what is passed again and again; `None` of what costs nothing.
+#[derive(Debug, Clone, Copy)]
+struct Rates {
+    storage: Option<f64>,
+    fresh_memory: Option<f64>,
+}
+
+/// The bytes that may be loaded if the time is limited, and why no more.
+pub(super) fn most_bytes(
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    options: &Options,
+) -> Result<Option<(u64, String)>> {
     let Some(seconds) = options.effort.most_seconds else { return Ok(None) };
     let largest = checkpoint.shards().iter().filter(|shard| shard.made.is_none()).max_by_key(|shard| shard.bytes);
-    let Some(rate) = largest.map(|shard| rate(shard, options)).transpose()?.flatten() else { return Ok(None) };
-    Ok(Some((fitting(rate, seconds, &options.effort), rate)))
+    let storage = largest.map(|shard| rate(shard, options)).transpose()?.flatten();
+    let limits = device.limits();
+    let fresh_memory = if limits.host_visible && limits.keeps { Some(fresh_memory_rate()?) } else { None };
+    let rates = Rates { storage, fresh_memory };
+    Ok(rates
+        .slower(&options.effort)
+        .map(|why| (fitting(rates, seconds, &options.effort), format!("more would take too long, since {why}"))))
+}
+
+/// A host that takes memory back at once is slow each time, and not the first time only.
+fn fresh_memory_rate() -> Result<f64> {
+    memory::touch(MEMORY_PROBE)?;
+    Ok(memory::first_touch(MEMORY_PROBE, 1)?.rate().max(1.0))
 }
 
 /// Bytes per second that this file gives; `None` where it lies in memory or has nothing to give.
@@ -45,11 +71,40 @@ fn rate(shard: &Shard, options: &Options) -> Result<Option<f64>> {
     Ok(Some(sample.rate()).filter(|rate| *rate > 0.0))
 }
 
-/// The bytes that can be loaded at `rate` so that all of a benchmark takes `seconds`, about; not none.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a number of bytes
-fn fitting(rate: f64, seconds: f64, effort: &Effort) -> u64 {
+impl Rates {
+    /// Seconds that `passes` over a byte take.
+    fn seconds(rate: Option<f64>, passes: f64) -> f64 {
+        rate.map_or(0.0, |rate| passes / rate)
+    }
+
+    /// What takes more of the time.
+    fn slower(self, effort: &Effort) -> Option<String> {
+        let storage = Rates::seconds(self.storage, passes(effort));
+        let memory = Rates::seconds(self.fresh_memory, memory_passes(effort));
+        match self {
+            Rates { fresh_memory: Some(rate), .. } if memory > storage => {
+                Some(format!("this machine gives fresh memory at {:.1} MB/s", rate / 1e6))
+            }
+            Rates { storage, .. } => storage.map(|rate| format!("the storage gives {:.1} MB/s", rate / 1e6)),
+        }
+    }
+}
+
+/// The bytes that can be loaded so that all of a benchmark takes `seconds`, about; not none.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // a part of a number of bytes
+fn fitting(rates: Rates, seconds: f64, effort: &Effort) -> u64 {
     let left = (seconds - sampling_seconds(effort)).max(seconds / 10.0);
-    (rate * left / passes(effort)).max(1.0) as u64
+    let in_survey = Rates::seconds(rates.fresh_memory, survey_memory_passes(effort));
+    let each =
+        Rates::seconds(rates.storage, passes(effort)) + Rates::seconds(rates.fresh_memory, memory_passes(effort));
+    let most_in_survey = survey::memory_bytes(effort) as f64;
+    let little = left / (each + in_survey).max(f64::MIN_POSITIVE);
+    let bytes = if little <= most_in_survey {
+        little
+    } else {
+        (left - in_survey * most_in_survey) / each.max(f64::MIN_POSITIVE)
+    };
+    bytes.max(1.0) as u64
 }
 
 /// Seconds that sampling takes whatever is loaded.
@@ -67,20 +122,53 @@ fn passes(effort: &Effort) -> f64 {
     effort.survey_rounds as f64 * in_survey + effort.rounds as f64 * 4.0 + 2.0
 }
 
+/// How often as many bytes of fresh memory are taken in the rounds: for two states a load and the touch before it, and the stages
+/// beside them, which touch as well; to warm up, the loads alone.
+#[allow(clippy::cast_precision_loss)] // a few rounds
+fn memory_passes(effort: &Effort) -> f64 {
+    effort.rounds as f64 * 10.0 + 4.0
+}
+
+/// And in the survey, of the bytes that are loaded or of the most that are taken there: reads to fresh memory, first touches, copies.
+#[allow(clippy::cast_precision_loss)] // a few rounds
+fn survey_memory_passes(effort: &Effort) -> f64 {
+    effort.survey_rounds as f64 * 18.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::cast_precision_loss)]
     fn a_quick_benchmark_stays_below_half_a_minute_at_any_rate() {
         let effort = Effort::QUICK;
-        for rate in [1e4, 1e6, 5e7, 1e9, 1e11] {
-            let bytes = fitting(rate, effort.most_seconds.unwrap(), &effort).min(effort.most_bytes);
-            let seconds = sampling_seconds(&effort) + passes(&effort) * bytes as f64 / rate;
-            assert!(seconds < 28.0 && bytes > 0, "{bytes} bytes at {rate}: {seconds} s");
+        let fit = |rates| fitting(rates, effort.most_seconds.unwrap(), &effort).min(effort.most_bytes);
+        for storage in [1e4, 1e6, 5e7, 1e9, 1e11] {
+            for fresh_memory in [1e6, 1e8, 1e9, 1e11] {
+                let rates = Rates { storage: Some(storage), fresh_memory: Some(fresh_memory) };
+                let bytes = fit(rates);
+                let surveyed = bytes.min(survey::memory_bytes(&effort)) as f64;
+                let memory = memory_passes(&effort) * bytes as f64 + survey_memory_passes(&effort) * surveyed;
+                let seconds =
+                    sampling_seconds(&effort) + passes(&effort) * bytes as f64 / storage + memory / fresh_memory;
+                assert!(seconds < 28.0 && bytes > 0, "{bytes} bytes at {rates:?}: {seconds} s");
+            }
         }
-        let fast = fitting(2e9, effort.most_seconds.unwrap(), &effort);
-        assert!(fast > effort.most_bytes, "a fast disk is not limited: {fast}");
-        assert!(fitting(1e6, 25.0, &Effort { rounds: 30, ..effort }) < fitting(1e6, 25.0, &effort));
+        let fast = Rates { storage: Some(3e9), fresh_memory: Some(8e9) };
+        assert_eq!(fit(fast), effort.most_bytes, "a fast machine is not limited");
+        let without = fit(Rates { fresh_memory: None, ..fast });
+        assert!(without >= fit(fast) && fit(Rates { storage: None, fresh_memory: None }) == effort.most_bytes);
+        let slow = Rates { storage: Some(1e6), ..fast };
+        let more_rounds = fitting(slow, 25.0, &Effort { rounds: 30, ..effort });
+        assert!(more_rounds < fitting(slow, 25.0, &effort));
+    }
+
+    #[test]
+    fn what_takes_more_of_the_time_is_named() {
+        let why = |storage, fresh_memory| Rates { storage, fresh_memory }.slower(&Effort::QUICK);
+        assert_eq!(why(Some(1e6), Some(8e9)).unwrap(), "the storage gives 1.0 MB/s");
+        assert_eq!(why(Some(2e9), Some(5e8)).unwrap(), "this machine gives fresh memory at 500.0 MB/s");
+        assert_eq!(why(None, None), None);
     }
 }

@@ -106,9 +106,7 @@ fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {
 /// How much may be loaded, and what says so.
 fn most_bytes(checkpoint: &Checkpoint, device: &dyn Device, options: &Options) -> Result<(u64, String)> {
     let usual = (options.effort.most_bytes, "more would take too long".to_owned());
-    let in_time = budget::most_bytes(checkpoint, options)?.map(|(bytes, rate)| {
-        (bytes, format!("more would take too long, since the storage gives {:.1} MB/s", rate / 1e6))
-    });
+    let in_time = budget::most_bytes(checkpoint, device, options)?;
     let limits = device.limits();
     // Once as loaded (four times wider at most, where converted), once in the page cache.
     let share = if options.transfer.convert.is_some() { 6 } else { 3 };

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Options;
 use super::bed::Bed;
 use super::data::{BenchStage, CacheState, Sample, Setting, StageBench, Trial};
 use super::memory::{self, CopyTarget};
 use super::reads::{self, Portion, ReadWay, Tape};
 use super::uploads::{self, UploadWay};
+use super::{Effort, Options};
 use crate::convert::Float;
 use crate::device::Device;
 use crate::error::Result;
@@ -28,6 +28,11 @@ const PAGE_BYTES: u64 = 4 << 10;
 
 /// Memory that a sample of a memory stage takes, at most: with every setting, and with few.
 const MEMORY_BYTES: [u64; 2] = [1 << 30, 256 << 20];
+
+/// The same for an effort.
+pub(super) fn memory_bytes(effort: &Effort) -> u64 {
+    MEMORY_BYTES[usize::from(!effort.every_setting)]
+}
 
 /// A setting is better than one before it if it is so by this factor: less is noise.
 const CLEARLY: f64 = 1.03;
@@ -117,7 +122,7 @@ impl<'a> Survey<'a> {
     /// Samples one way: `bytes` bytes from the beginning, or for as long as the effort says.
     pub(super) fn sample(&mut self, way: &Way, bytes: Option<u64>) -> Result<(Sample, Setting)> {
         let seconds = self.bed.options.effort.sample_seconds;
-        let most = MEMORY_BYTES[usize::from(!self.bed.options.effort.every_setting)];
+        let most = memory_bytes(&self.bed.options.effort);
         let most = os::available_memory_bytes().map_or(most, |available| most.min(available / 6));
         let memory_bytes = bytes.unwrap_or(self.bed.subject.bytes).clamp(MIB, most.max(MIB));
         let (device, cancel, fallbacks) = (&*self.bed.device, &self.transfer.cancel, self.fallbacks);

@@ -136,7 +136,8 @@ fn a_slow_disk_is_the_limit_when_cold_and_not_when_warm() {
 #[test]
 fn a_slow_link_is_the_limit_in_both_states() {
     watched(|| {
-        let device = PacedDevice::new(Pace::new(SLOW), Pace::new(FAST));
+        // So slow that a machine that is busy with other tests does not make the page cache look slower.
+        let device = PacedDevice::new(Pace::new(SLOW / 4.0), Pace::new(FAST));
         let report = bench(None, device, TransferOptions::default());
         for found in &report.states {
             assert_eq!(found.verdict.bound_by, BenchStage::Upload, "{found:#?}");
