@@ -1,10 +1,11 @@
 //! How much of a checkpoint a benchmark can load in a limited time: storage and memory are asked for their rates before anything is
-//! chosen.
+//! chosen, and rounds end when the time is up.
 //!
 //! What is loaded passes the storage and fresh memory many times, so that of slow ones a part is loaded, and the report says so. It
-//! chooses no tensors and stops nothing that has begun.
+//! chooses no tensors and stops no round that has begun.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::cache::Stretch;
 use super::reads::{self, Portion, ReadWay, Tape};
@@ -21,6 +22,36 @@ const PROBE: ReadWay = ReadWay { route: Route::Direct, engine: Engine::Auto, blo
 /// Settings of the storage in a survey, and of all stages together: with every setting, and with few.
 const STORAGE_SETTINGS: [f64; 2] = [26.0, 8.0];
 const ALL_SETTINGS: [f64; 2] = [80.0, 24.0];
+
+/// The part of the time after which no further round of the survey begins.
+pub(super) const SURVEYING: f64 = 0.4;
+
+/// When a benchmark began, and how long it may take.
+pub(super) struct Clock {
+    pub(super) began: Instant,
+    pub(super) most_seconds: Option<f64>,
+}
+
+impl Clock {
+    /// Makes up to `most` rounds, numbered from 1: the first in any case, a further one if it can be over in time, that is, within this
+    /// share of it. Returns how many were made.
+    pub(super) fn rounds(&self, most: usize, share: f64, mut round: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+        let mut before = self.began.elapsed().as_secs_f64();
+        for number in 1..=most {
+            round(number)?;
+            let now = self.began.elapsed().as_secs_f64();
+            if number == most || !is_in_time(now, now - before, self.most_seconds.map(|seconds| seconds * share)) {
+                return Ok(number);
+            }
+            before = now;
+        }
+        Ok(most)
+    }
+}
+
+fn is_in_time(now: f64, takes: f64, most: Option<f64>) -> bool {
+    most.is_none_or(|most| now + takes <= most)
+}
 
 /// Bytes of memory that are asked for its rate.
 const MEMORY_PROBE: u64 = 128 << 20;
@@ -162,6 +193,22 @@ mod tests {
         let slow = Rates { storage: Some(1e6), ..fast };
         let more_rounds = fitting(slow, 25.0, &Effort { rounds: 30, ..effort });
         assert!(more_rounds < fitting(slow, 25.0, &effort));
+    }
+
+    #[test]
+    fn rounds_end_when_another_would_not_be_over_in_time() {
+        assert!(is_in_time(10.0, 9.0, Some(20.0)) && !is_in_time(10.0, 11.0, Some(20.0)) && is_in_time(1e9, 1e9, None));
+        let made = |most_seconds| {
+            let clock = Clock { began: Instant::now(), most_seconds };
+            let mut numbers = Vec::new();
+            let made = clock.rounds(3, 0.5, |number| {
+                numbers.push(number);
+                Ok(())
+            });
+            assert_eq!(numbers, (1..=made.unwrap()).collect::<Vec<_>>());
+            numbers.len()
+        };
+        assert_eq!((made(None), made(Some(1e6)), made(Some(0.0))), (3, 3, 1));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub use predict::{judge, predict};
 pub use tune::{TuneTrial, Tuning, tune};
 
 use bed::Bed;
+use budget::Clock;
 use subject::Loadable;
 use survey::Survey;
 
@@ -146,8 +147,9 @@ fn bench(
     let mut warnings = subject.warnings();
     let (bed, plan) = Bed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
     let mut survey = Survey::new(bed, &plan, &fallbacks)?;
-    survey.measure(progress)?;
-    let states = rounds::run(&mut survey, &mut warnings, progress)?;
+    let clock = Clock { began, most_seconds: options.effort.most_seconds };
+    survey.measure(&clock, progress)?;
+    let states = rounds::run(&mut survey, &clock, &mut warnings, progress)?;
     let stages = survey.into_stages(context);
     let (machine, subject) = (machine(&*device, subject.file_system.clone()), subject.describe());
     let fallbacks = fallbacks.list();

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bed::Bed;
+use super::budget::Clock;
 use super::cache::TOLERANCE;
 use super::data::{
     BenchStage, CacheState, Ceiling, Load, Proof, Sample, Setting, Spread, State, TimelineEvent, median_load,
@@ -64,7 +65,12 @@ impl Observer for Recorder {
 }
 
 /// Loads in both states, as often as the effort says, after one load of each that warms up and does not count.
-pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress: &dyn Fn(&str)) -> Result<Vec<State>> {
+pub(super) fn run(
+    survey: &mut Survey<'_>,
+    clock: &Clock,
+    warnings: &mut Vec<String>,
+    progress: &dyn Fn(&str),
+) -> Result<Vec<State>> {
     let mut states = vec![CacheState::Cold, CacheState::Warm];
     if survey.bed.subject.in_memory {
         states.remove(0);
@@ -74,9 +80,13 @@ pub(super) fn run(survey: &mut Survey<'_>, warnings: &mut Vec<String>, progress:
     progress("warming up");
     let mut courses: Vec<Course> =
         states.into_iter().map(|state| Course::begin(survey, state)).collect::<Result<_>>()?;
-    for round in 1..=survey.bed.options.effort.rounds {
-        progress(&format!("loading, round {round} of {}", survey.bed.options.effort.rounds));
-        courses.iter_mut().try_for_each(|course| course.round(round, survey))?;
+    let rounds = survey.bed.options.effort.rounds;
+    let made = clock.rounds(rounds, 1.0, |round| {
+        progress(&format!("loading, round {round} of {rounds}"));
+        courses.iter_mut().try_for_each(|course| course.round(round, survey))
+    })?;
+    if made < rounds {
+        warnings.push(format!("{made} of {rounds} rounds were made: the time was up"));
     }
     let states: Vec<State> = courses.into_iter().map(|course| course.end(warnings)).collect::<Result<_>>()?;
     let is_brief = |state: &State| state.verdict.seconds < BRIEF_SECONDS;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::bed::Bed;
+use super::budget::{Clock, SURVEYING};
 use super::data::{BenchStage, CacheState, Sample, Setting, StageBench, Trial};
 use super::memory::{self, CopyTarget};
 use super::reads::{self, Portion, ReadWay, Tape};
@@ -85,14 +86,12 @@ impl<'a> Survey<'a> {
     }
 
     /// Samples every way of every stage, round by round.
-    pub(super) fn measure(&mut self, progress: &dyn Fn(&str)) -> Result<()> {
-        for round in 1..=self.bed.options.effort.survey_rounds {
+    pub(super) fn measure(&mut self, clock: &Clock, progress: &dyn Fn(&str)) -> Result<()> {
+        let rounds = clock.rounds(self.bed.options.effort.survey_rounds, SURVEYING, |round| {
             progress(&format!("measuring each stage alone, round {round}"));
-            for at in 0..self.stages.len() {
-                self.sample_stage(at)?;
-            }
-        }
-        Ok(())
+            (0..self.stages.len()).try_for_each(|at| self.sample_stage(at))
+        });
+        rounds.map(drop)
     }
 
     fn sample_stage(&mut self, at: usize) -> Result<()> {

@@ -108,7 +108,7 @@ fn bench_of(
 ) -> BenchReport {
     let device: Arc<dyn Device> = Arc::new(device);
     let open_device = move || Ok(Arc::clone(&device));
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, ..Effort::QUICK };
+    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, most_seconds: None, ..Effort::QUICK };
     let storage = Arc::new(storage);
     let cache = Arc::new(ToldCache(storage.as_ref().clone()));
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };

@@ -18,7 +18,7 @@ fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
 #[test]
 fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
     watched(|| {
-        let model = Config { check_sources: false, h2d_bytes_per_s: Some(100e6), ..Config::default() };
+        let model = Config { check_sources: false, h2d_bytes_per_s: Some(30e6), ..Config::default() };
         let Some(double) = Rig::double(model) else { return };
         let rig = Rig { double: Some(double) };
         let folder = tempfile::tempdir().unwrap();
