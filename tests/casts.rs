@@ -346,6 +346,18 @@ fn a_scale_that_a_cast_would_ignore_is_refused_by_name() {
         ("w.weight", vec!["w.weight_scales"], "\"w.weight_scales\" beside it looks like a scale"),
         ("w.weight", vec!["w.weight_zero_point"], "\"w.weight_zero_point\""),
         ("w.weight", vec!["w.scaling"], "\"w.scaling\""),
+        ("w.weight", vec!["w.scaling_factor"], "\"w.scaling_factor\""),
+        ("w.weight", vec!["w.scale_factors"], "\"w.scale_factors\""),
+        ("w.weight", vec!["w.weight_inv_scale"], "\"w.weight_inv_scale\""),
+        ("w.weight", vec!["w.weight_block_scale"], "\"w.weight_block_scale\""),
+        ("w.weight", vec!["w.dequant_scale"], "\"w.dequant_scale\""),
+        ("w.weight", vec!["w.weight_quantizer._scale"], "\"w.weight_quantizer._scale\""),
+        ("w.weight", vec!["w.zero_point"], "\"w.zero_point\""),
+        ("w.weight", vec!["w.weight_zp"], "\"w.weight_zp\""),
+        ("w.weight._data", vec!["w.weight._scale"], "\"w.weight._scale\""),
+        ("w._weight_qdata", vec!["w._weight_scale"], "\"w._weight_scale\""),
+        ("w.weight:qdata", vec!["w.weight:scale"], "\"w.weight:scale\""),
+        ("experts.gate", vec!["experts.gate.scale"], "\"experts.gate.scale\""),
         ("w.up_proj", vec!["w.up_proj_scales"], "\"w.up_proj_scales\""),
         ("w.weight", vec!["w.scale", "w.weight_scale"], "scales under two names"),
     ];
@@ -383,6 +395,32 @@ fn scales_without_their_weight_and_narrow_parameters_called_scale_are_tensors_li
 }
 
 /// The same memory gets the tensors of a second checkpoint: those that it names, and nothing else.
+#[test]
+fn weights_of_whole_numbers_keep_their_scales_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random::new(3);
+    let packed = |name: &str, dtype: Dtype, random: &mut Random| stored(name, dtype, &[4, 8], random);
+    let tensors = vec![
+        packed("a.weight", Dtype::I8, &mut random),
+        scales("a.weight_scale", &[4], &mut random),
+        packed("b.weight_packed", Dtype::U8, &mut random),
+        packed("b.weight_scale", Dtype::F8_E4M3, &mut random),
+        scales("b.weight_global_scale", &[1], &mut random),
+        scales("b.bias", &[4], &mut random),
+    ];
+    let checkpoint = file_of(folder.path(), &tensors);
+    let convert = Convert { to: Float::BF16, allow_overflow: false };
+    let loaded = load_values(&checkpoint, Arc::new(CpuDevice::new()), convert).unwrap();
+    for tensor in &tensors {
+        let found = loaded.tensor(&tensor.name).unwrap();
+        if tensor.name == "b.bias" {
+            assert_eq!(*found.dtype(), Dtype::BF16);
+        } else {
+            assert_eq!((found.dtype(), found.bytes().unwrap()), (&tensor.dtype, &tensor.bytes[..]), "{}", tensor.name);
+        }
+    }
+}
+
 #[test]
 fn a_load_into_places_that_exist_leaves_the_rest_alone() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@
 //! them, whatever its name says of inverses; a scale that does not fit its weight, or is spelled in a way that is not known, is an
 //! error, never ignored. Scales of activations are none of a weight's. Headers decide; no tensor is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -47,13 +47,16 @@ impl Checkpoint {
             let what = format!("tensors are converted to F32, F16 or BF16, not to {}", to.dtype());
             return Err(Error::Request { what, hint: None });
         }
-        let ties = Ties::of(self, selected);
+        let (ties, stay) = (Ties::of(self, selected), self.scales_of_integers());
         let mut tables = BTreeMap::new();
         let mut tensors = Vec::with_capacity(selected.len());
         for chosen in selected {
             let info = self.tensors.get(chosen.tensor);
             let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
-            let cast = self.cast_of(chosen, info, to, &ties, &mut tables)?;
+            let cast = match stay.contains(&chosen.tensor) {
+                true => None,
+                false => self.cast_of(chosen, info, to, &ties, &mut tables)?,
+            };
             let origin = match &info.data {
                 TensorData::Whole(extent) => extent.offset,
                 TensorData::Parts(_) => 0,
@@ -126,24 +129,33 @@ impl Checkpoint {
 
     /// The tensors beside a weight that are called like a scale or a zero point of it, in ways that are known and others. Those of
     /// activations are none of a weight's.
-    fn lookalikes(&self, weight: &str) -> Vec<usize> {
-        let mut found: Vec<usize> = self.called(weight, ["_scal", "_zero_point"]).collect();
-        if let Some(stem) = stem_of(weight) {
-            let of_activations = |last: &str| ["act", "input", "output"].iter().any(|word| last.contains(word));
-            let is_ours = |tensor: &TensorInfo| !is_bare(&tensor.name) && !of_activations(last_of(&tensor.name));
-            found.extend(self.called(stem, ["scal", "qscal"]).filter(|&at| self.tensors.get(at).is_some_and(is_ours)));
-        }
-        found
+    fn lookalikes(&self, weight: &str) -> impl Iterator<Item = usize> {
+        let (base, is_ours): (&str, fn(&str) -> bool) = match (stem_of(weight), quantised_of(weight)) {
+            (Some(stem), _) => (stem, is_scale_in_layer),
+            (None, Some(base)) => (base, |rest| tells_scale(rest) && !rest.contains('.')),
+            (None, None) => (weight, is_scale_behind),
+        };
+        self.beginning(base).filter(move |(_, rest)| is_ours(rest)).map(|(at, _)| at)
     }
 
-    /// The tensors whose names begin with `stem` and one of `words`, and have no further dot.
-    fn called(&self, stem: &str, words: [&str; 2]) -> impl Iterator<Item = usize> {
-        words.map(|word| format!("{stem}{word}")).into_iter().flat_map(|beginning| {
-            let (first, len) = (self.tensors.partition_point(|tensor| *tensor.name < *beginning), beginning.len());
-            let names = self.tensors.iter().enumerate().skip(first);
-            let names = names.take_while(move |(_, tensor)| tensor.name.starts_with(&beginning));
-            names.filter(move |(_, tensor)| !tensor.name.get(len..).unwrap_or_default().contains('.')).map(|(at, _)| at)
-        })
+    /// The tensors whose names begin so, and the rest of these.
+    fn beginning<'c>(&'c self, base: &str) -> impl Iterator<Item = (usize, &'c str)> + use<'c> {
+        let first = self.tensors.partition_point(|tensor| *tensor.name < *base);
+        let base = base.to_owned();
+        let names = self.tensors.iter().enumerate().skip(first);
+        names.map_while(move |(at, tensor)| Some((at, tensor.name.strip_prefix(base.as_str())?)))
+    }
+
+    /// Scales and zero points of weights of whole numbers, which stay as they are.
+    fn scales_of_integers(&self) -> HashSet<usize> {
+        let is_integer =
+            |tensor: &&TensorInfo| Float::of(&tensor.dtype).is_none() && last_of(&tensor.name).contains("weight");
+        let layer =
+            |tensor: &TensorInfo| tensor.name.get(..tensor.name.len() - last_of(&tensor.name).len()).map(str::to_owned);
+        let layers: BTreeSet<String> = self.tensors.iter().filter(is_integer).filter_map(layer).collect();
+        let of_layer =
+            |stem: &String| self.beginning(stem).filter(|(_, rest)| tells_scale(rest) && !rest.contains('.'));
+        layers.iter().flat_map(|stem| of_layer(stem).map(|(at, _)| at).collect::<Vec<_>>()).collect()
     }
 
     fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
@@ -222,6 +234,30 @@ fn stem_of(weight: &str) -> Option<&str> {
     weight.strip_suffix("weight").filter(|stem| stem.is_empty() || stem.ends_with('.'))
 }
 
+/// What the parts of a weight share that is kept as data and scales: `P.weight:` of `P.weight:qdata`.
+fn quantised_of(weight: &str) -> Option<&str> {
+    ["qdata", "data"].iter().find_map(|end| weight.strip_suffix(end)).filter(|base| base.ends_with(['_', ':', '.']))
+}
+
+fn tells_scale(name: &str) -> bool {
+    ["scal", "zero", "_zp"].iter().any(|word| name.contains(word))
+}
+
+/// Whether a name in a layer, or below its `weight`, is that of a scale, and not one of activations, of the bias, or a parameter.
+fn is_scale_in_layer(rest: &str) -> bool {
+    const OTHERS: [&str; 11] =
+        ["act", "activation", "activations", "input", "in", "output", "out", "bias", "q", "k", "v"];
+    let is_near = rest.starts_with("weight") || !rest.contains('.');
+    is_near && tells_scale(rest) && !is_bare(rest) && !rest.split(['_', '.', ':']).any(|word| OTHERS.contains(&word))
+}
+
+/// Whether what follows the whole name of a weight makes it the name of a scale.
+fn is_scale_behind(rest: &str) -> bool {
+    const WORDS: [&str; 6] = ["scal", "zero", "zp", "inv_scal", "block_scal", "dequant_scal"];
+    let word = rest.strip_prefix(['_', '.', ':']).map(|word| word.trim_start_matches('_'));
+    word.is_some_and(|word| !word.contains('.') && WORDS.iter().any(|known| word.starts_with(known)))
+}
+
 /// Whether this is a name that parameters of layers have too.
 fn is_bare(name: &str) -> bool {
     last_of(name) == "scale"
@@ -248,7 +284,10 @@ fn divide(weight: &[u64], scale: &[u64]) -> Option<BlockScale> {
     if scale.len() > weight.len() {
         return None;
     }
-    // A short shape counts from the outermost dimension: one scale for each row.
+    // A short shape counts from the outermost dimension, one scale for each row: another number could mean columns, or blocks.
+    if scale.len() < weight.len() && scale.iter().zip(weight).any(|(count, dim)| count != dim) {
+        return None;
+    }
     let edges: Vec<u64> = weight
         .iter()
         .zip(scale.iter().copied().chain(std::iter::repeat(1)))
@@ -322,7 +361,9 @@ mod tests {
     #[test]
     fn what_does_not_divide_is_not_guessed() {
         assert_eq!(blocks(&[100, 300], &[2, 3]), None, "50 rows a block?");
-        assert_eq!(blocks(&[200, 300], &[300]), None);
+        for (weight, scale) in [([200, 300], 300), ([600, 300], 300), ([3072, 768], 768), ([16, 8], 8)] {
+            assert_eq!(blocks(&weight, &[scale]), None, "columns, or blocks of rows?");
+        }
         assert_eq!(blocks(&[200, 300], &[2, 3, 1]), None);
         assert_eq!(blocks(&[200, 300], &[0, 3]), None);
         assert_eq!(blocks(&[4, 200, 300], &[4, 2, 3]), None, "blocks of one expert would reach into the next");
