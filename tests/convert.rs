@@ -429,6 +429,64 @@ fn a_check_finds_what_the_disk_did_not_keep_and_nothing_is_put_in_place() {
     convert(&checkpoint, &Turning, &target, &ConvertOptions::default()).unwrap();
 }
 
+#[test]
+fn one_of_several_files_of_a_checkpoint_is_not_replaced_alone() {
+    let folder = folder();
+    let file = mixed(folder.path());
+    let out = path(folder.path(), "out");
+    converted(&[&file, &out, "--max-shard-size", "500000"]);
+    let before = reference(&outputs(&converted(&[&out, &path(folder.path(), "copy")])));
+    let shard = std::fs::read_dir(&out).unwrap().map(|it| it.unwrap().path());
+    let shard = shard.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).min().unwrap();
+    let said = vramp(&["convert", &file, shard.to_str().unwrap(), "--json"]);
+    assert_eq!((said.code, &said.error()["kind"]), (Some(6), &json!("exists")), "{}", said.err);
+    assert!(said.error()["message"].as_str().unwrap().contains("whose others would no longer fit it"), "{}", said.err);
+    // Without an index, and a file beside them, which is no part.
+    std::fs::remove_file(Path::new(&out).join("model.safetensors.index.json")).unwrap();
+    assert_eq!(vramp(&["convert", &file, shard.to_str().unwrap()]).code, Some(6));
+    let again = reference(&outputs(&converted(&[&out, &path(folder.path(), "again")])));
+    assert!(again == before);
+}
+
+#[test]
+fn new_names_are_no_more_open_than_what_they_replace() {
+    let folder = folder();
+    let (file, out) = (mixed(folder.path()), folder.path().join("out"));
+    let out_path = out.to_str().unwrap();
+    converted(&[&file, out_path]);
+    let modes = || -> BTreeMap<String, u32> {
+        let mode = |name: String| {
+            let mode = std::fs::metadata(out.join(&name)).unwrap().permissions().mode() & 0o777;
+            (name, mode)
+        };
+        names(&out).into_iter().map(mode).collect()
+    };
+    std::fs::set_permissions(out.join("model.safetensors"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    for args in [&["--max-shard-size", "500000"][..], &["--max-shard-size", "400000"], &[]] {
+        let said = vramp(&[&["convert", out_path, out_path], args].concat());
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        assert!(modes().values().all(|mode| *mode == 0o600), "{args:?}: {:?}", modes());
+    }
+}
+
+#[test]
+fn a_companion_that_cannot_be_copied_is_an_error_before_any_work() {
+    let folder = folder();
+    let (source, out) = (folder.path().join("in"), folder.path().join("out"));
+    std::fs::create_dir(&source).unwrap();
+    let file = mixed(&source);
+    symlink("../nowhere", source.join("config.json")).unwrap();
+    let args = ["convert", &file, out.to_str().unwrap(), "--copy-files"];
+    let said = vramp(&args);
+    assert!(said.code == Some(4) && said.err.contains("config.json"), "{}", said.err);
+    std::fs::remove_file(source.join("config.json")).unwrap();
+    std::fs::write(source.join("config.json"), "{}").unwrap();
+    std::fs::create_dir_all(out.join("config.json")).unwrap();
+    let said = vramp(&args);
+    assert!(said.code == Some(3) && said.err.contains("cannot be replaced by a copy"), "{}", said.err);
+    assert_eq!(names(&out), ["config.json"]);
+}
+
 // ---- signals
 
 /// A checkpoint that takes seconds to write, of 8 GiB, all of it a hole.

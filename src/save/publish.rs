@@ -134,6 +134,8 @@ pub(super) struct Place {
     stale: Vec<String>,
     /// What a folder's readers take before the save.
     read: Option<Read>,
+    /// What is there under each name that is replaced or removed.
+    before: Vec<(String, Option<Found>)>,
     warnings: Vec<String>,
 }
 
@@ -183,7 +185,37 @@ impl Place {
         })?;
         demand_folder(store, folder)?;
         let mode = mode_of(store, path)?;
-        Ok(Place { names: vec![name.to_owned()], modes: vec![mode], ..Place::empty(folder) })
+        let before = vec![(name.to_owned(), store.examine(path)?)];
+        let place = Place { names: vec![name.to_owned()], modes: vec![mode], before, ..Place::empty(folder) };
+        place.demand_alone(store, path, name)
+    }
+
+    /// Refuses to replace one of several files of a checkpoint: the others would no longer fit.
+    fn demand_alone(mut self, store: &dyn Store, path: &Path, name: &str) -> Result<Place> {
+        // A folder that cannot be listed can be written to all the same.
+        let there = store.list(&self.folder).unwrap_or_default();
+        let files = match choose_in_folder(&there) {
+            // Files without numbers may have nothing to do with each other.
+            FolderChoice::Weights(names) if name.contains("-of-") => names.into_iter().collect(),
+            FolderChoice::Index(index) => {
+                if name == SINGLE {
+                    let what = "readers of the folder take what its index names, and some take this file first";
+                    self.warnings.push(format!("{}: {what}", path.display()));
+                }
+                let bytes = store.read(&self.folder.join(index), LONGEST_INDEX).unwrap_or_default();
+                Index::parse(&bytes).map(|index| index.files().iter().cloned().collect()).unwrap_or_default()
+            }
+            _ => BTreeSet::new(),
+        };
+        if files.len() < 2 || !files.contains(name) {
+            return Ok(self);
+        }
+        let what = format!(
+            "it is one of the {} of a checkpoint, whose others would no longer fit it",
+            counted(files.len(), "file")
+        );
+        let hint = Some("write to a file of another name, or to a folder".to_owned());
+        Err(Error::Exists { path: path.to_owned(), what, hint })
     }
 
     fn of_folder(store: &dyn Store, path: &Path, shards: usize) -> Result<Place> {
@@ -203,7 +235,18 @@ impl Place {
         }
         let there = store.list(path)?;
         let place = Place { read: Some(Read::of(store, path, &there)?), ..place };
-        place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)
+        let mut place =
+            place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)?;
+        let examine = |name: &String| Ok((name.clone(), store.examine(&path.join(name))?));
+        place.before = place.stale.iter().map(examine).collect::<Result<_>>()?;
+        Ok(place)
+    }
+
+    /// Permissions for new names: what all files of the checkpoint that is replaced allow.
+    fn inherited(&self) -> Option<u32> {
+        let read = self.read.iter().flat_map(|read| &read.files).flatten();
+        let replaced = self.before.iter().filter_map(|(_, found)| found.as_ref()).chain(read);
+        replaced.filter(|found| found.kind == Kind::File).map(|found| found.mode).reduce(|all, mode| all & mode)
     }
 
     fn empty(folder: &Path) -> Place {
@@ -217,6 +260,7 @@ impl Place {
             drops_index: false,
             stale: Vec::new(),
             read: None,
+            before: Vec::new(),
             warnings: Vec::new(),
         }
     }
@@ -328,7 +372,7 @@ impl Place {
 
     /// The permissions that file number `shard` takes over.
     pub(super) fn mode(&self, shard: usize) -> Option<u32> {
-        self.modes.get(shard).copied().flatten()
+        self.modes.get(shard).copied().flatten().or_else(|| self.inherited())
     }
 
     /// Makes the folder where it is missing.
@@ -353,7 +397,10 @@ impl Place {
         leftovers: &Leftovers,
     ) -> Result<Published> {
         let outputs: Vec<PathBuf> = self.names.iter().map(|name| self.folder.join(name)).collect();
-        let _lock = self.read.as_ref().map(|read| self.still(store, read)).transpose()?;
+        let _lock = match &self.read {
+            Some(read) => Some(self.still(store, read)?),
+            None => self.same_file(store)?,
+        };
         if self.index {
             self.publish_indexed(store, &files, &outputs, layout, leftovers)?;
         } else {
@@ -363,6 +410,20 @@ impl Place {
         warnings.extend(self.remove_stale(store));
         let index = self.index.then(|| self.folder.join(INDEX));
         Ok(Published { outputs: outputs.into_iter().chain(index).collect(), warnings })
+    }
+
+    /// Demands that the file is the one that was there when the save began. Others may write to the folder meanwhile.
+    fn same_file(&self, store: &dyn Store) -> Result<Option<Box<dyn Send>>> {
+        for (name, before) in &self.before {
+            let path = self.folder.join(name);
+            if store.examine(&path)? != *before {
+                return Err(Error::Conflict {
+                    path,
+                    what: "somebody else has written it since this save began".to_owned(),
+                });
+            }
+        }
+        Ok(None)
     }
 
     /// Keeps other saves out of the folder, and demands that what is there is what was there when this one began.
@@ -386,7 +447,7 @@ impl Place {
         layout: &Layout,
         leftovers: &Leftovers,
     ) -> Result<()> {
-        let (index, mut file) = leftovers.create(store, &self.folder, self.index_mode)?;
+        let (index, mut file) = leftovers.create(store, &self.folder, self.index_mode.or_else(|| self.inherited()))?;
         file.append(layout.index(&self.names).as_bytes())?;
         file.sync()?;
         for (from, to) in files.iter().zip(outputs) {
@@ -420,7 +481,7 @@ impl Place {
         leftovers.change(|paths| {
             store.rename(from, to)?;
             paths.retain(|path| path != from);
-            paths.extend(self.mode(0).is_none().then(|| to.clone()));
+            paths.extend(self.modes.iter().all(Option::is_none).then(|| to.clone()));
             Ok(())
         })?;
         store.sync_folder(&self.folder)?;
@@ -430,13 +491,19 @@ impl Place {
 
     /// Removes the files of the checkpoint that was replaced. What stays harms nobody: the new one does not name it.
     fn remove_stale(&self, store: &dyn Store) -> Option<String> {
-        let stale: Vec<&String> = self.stale.iter().filter(|name| !self.names.contains(name)).collect();
+        let stale: Vec<_> = self.before.iter().filter(|(name, _)| !self.names.contains(name)).collect();
         if stale.is_empty() {
             return None;
         }
         let (mut gone, mut stay) = (Listed::new(), Listed::new());
-        for name in stale {
-            match store.remove(&self.folder.join(name)) {
+        for (name, before) in stale {
+            let path = self.folder.join(name);
+            let is_same = store.examine(&path).is_ok_and(|found| found == *before);
+            match if is_same {
+                store.remove(&path)
+            } else {
+                Err(Error::Conflict { path, what: "it is another file now".to_owned() })
+            } {
                 Ok(()) => gone.push(|| quoted(name)),
                 Err(error) => stay.push(|| format!("{} ({error})", quoted(name))),
             }

@@ -205,6 +205,23 @@ fn of_two_saves_that_overlap_one_is_put_in_place_and_the_other_says_so() {
 }
 
 #[test]
+fn a_file_that_was_written_since_the_save_began_is_not_replaced() {
+    for old in [None, Some(version(1, 3))] {
+        let change = Change::new("a file", file(), old, version(2, 3));
+        let store = change.before.copied();
+        let tensors = change.new.clone();
+        let outlines = inputs(&tensors).into_iter().map(|input| input.outline).collect();
+        let layout = Layout::new(change.target.path(), outlines, &Notes::default(), u64::MAX).unwrap();
+        let mut saving = Saving::begin(&store, &change.target, layout, &options()).unwrap();
+        tensors.values().for_each(|bytes| saving.write(bytes).unwrap());
+        put(&store, &change.target, &version(3, 3)).unwrap();
+        assert_eq!(saving.finish().unwrap_err().kind(), "conflict");
+        assert_eq!(change.read(&store), Some(version(3, 3)));
+        assert_eq!(temporaries(&store), [""; 0]);
+    }
+}
+
+#[test]
 fn many_saves_to_one_folder_at_once_leave_one_of_them_whole() {
     watched(|| {
         let disk = tempfile::tempdir().unwrap();
