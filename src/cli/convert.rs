@@ -9,7 +9,7 @@ use vramp::Error;
 use vramp::checkpoint::{Checkpoint, Selection};
 use vramp::load::{Convert, TransferOptions};
 use vramp::save::{self, ConvertOptions, Converted, MAX_SHARD_BYTES, Target, Ties};
-use vramp::store::{FileStore, Store};
+use vramp::store::{FileStore, Kind, Store};
 
 use super::args::{ConversionArgs, ProgressArg, TiesArg};
 use super::interrupt::Interrupt;
@@ -129,12 +129,29 @@ fn companions(checkpoint: &Checkpoint, target: &Target) -> Result<Vec<Companion>
         return Ok(Vec::new());
     }
     let goes_along = |name: &String| COMPANIONS.iter().any(|companion| name.starts_with(companion));
-    let names = FileStore.list(from)?.into_iter().filter(|name| goes_along(name) && from.join(name).is_file());
+    let names = FileStore.list(from)?.into_iter().filter(|name| goes_along(name) && !from.join(name).is_dir());
     let read = |name: String| {
+        demand_file(&from.join(&name), "copied")?;
+        let to = target.path().join(&name);
+        if FileStore.examine(&to)?.is_some_and(|found| !matches!(found.kind, Kind::File | Kind::Link)) {
+            demand_file(&to, "replaced by a copy")?;
+        }
         let bytes = FileStore.read(&from.join(&name), LARGEST_COMPANION)?;
         Ok(Companion { name, bytes })
     };
     names.map(read).collect()
+}
+
+/// A link to nothing, or something that would never end, is no file.
+fn demand_file(path: &Path, what: &str) -> Result<(), Failure> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(()),
+        Ok(_) => {
+            let what = format!("it is no regular file, and cannot be {what}");
+            Err(Error::Unsupported { path: path.to_owned(), tensor: None, what }.into())
+        }
+        Err(source) => Err(Error::io("open", path, source).into()),
+    }
 }
 
 fn copy(companions: &[Companion], target: &Target, interrupt: &Interrupt) -> Result<Vec<PathBuf>, Failure> {

@@ -14,8 +14,11 @@ use super::output::Failure;
 use super::text;
 
 /// How names end that mean something in a folder of weights: weights, and what tells how to read them.
-const MEANT: [&str; 9] =
-    [".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".metadata", "config.json", "tokenizer.json"];
+#[rustfmt::skip]
+const MEANT: [&str; 18] = [
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".metadata", "config.json", "tokenizer.json", "vocab.json",
+    "tokens.json", "tokens_map.json", "merges.txt", ".model", ".jinja", ".py", "README.md", "chat_template.json",
+];
 
 /// Within the name of an index, before `json` or before a variant.
 const INDEX: &str = ".index.";
