@@ -144,9 +144,10 @@ pub enum Error {
     },
     /// Converting would have made finite numbers infinite.
     #[error(
-        "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: take a type of more range (BF16, \
-         F32), or allow it (--allow-overflow)",
-        Overflowed(tensors)
+        "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: {}allow it \
+         (--allow-overflow)",
+        Overflowed(tensors),
+        if to == "F16" { "take a type of more range (BF16, F32), or " } else { "" }
     )]
     Overflow {
         /// The type that was asked for.

@@ -170,6 +170,9 @@ impl Search<'_> {
         let last = self.budget - f64::from(LAST_PAIRS) * pair * large;
         let best = self.confirm(usual, &values, &mut trials, large, last - f64::from(PAIRS) * pair * large)?;
         let mut tuning = self.compare(usual, best, large)?;
+        // What the last comparison does not confirm was not kept after all.
+        let is_found = tuning.profile != *usual;
+        trials.iter_mut().for_each(|trial| trial.kept &= is_found);
         (tuning.trials, tuning.not_reached, tuning.seconds) = (trials, not_reached, self.track.seconds());
         Ok(tuning)
     }
