@@ -76,11 +76,13 @@ fn digits(body: &[u8]) -> Option<Vec<u8>> {
     whole.then(|| groups.collect::<Vec<_>>().concat())
 }
 
+/// To C a text ends at its first NUL, and one that is empty by then is 0.
 fn is_odd(body: &[u8]) -> bool {
-    let body = body.split(|&byte| byte == 0).next().unwrap_or_default();
-    let body = trim(body);
-    body.first().is_some_and(u8::is_ascii_digit)
-        && body.iter().all(|&byte| byte.is_ascii_hexdigit() || b"xXoO_".contains(&byte))
+    let is_cut = body.contains(&0);
+    let body = trim(body.split(|&byte| byte == 0).next().unwrap_or_default());
+    (is_cut && body.is_empty())
+        || body.first().is_some_and(u8::is_ascii_digit)
+            && body.iter().all(|&byte| byte.is_ascii_hexdigit() || b"xXoO_".contains(&byte))
 }
 
 /// Reads a number with a point or an exponent.
@@ -266,6 +268,8 @@ mod tests {
             (b"0b1_1", Number::Odd),
             (b"010", Number::Odd),
             (b"1\0junk", Number::Odd),
+            (b"\0", Number::Odd),
+            (b" +\0junk", Number::Odd),
             (b"1__0", Number::Odd),
             (b"1.5", Number::Nothing),
             (b"m happy", Number::Nothing),
