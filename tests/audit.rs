@@ -201,6 +201,28 @@ fn what_calls_another_by_name_is_judged_by_that() {
     }
 }
 
+/// A namespace's `append` may be anything; names of TorchScript are none of other files.
+#[test]
+fn what_an_unpickler_would_call_on_an_object_is_suspicious() {
+    let namespace = b"\x80\x02cargparse\nNamespace\n)\x81}";
+    let state = |key: &str, value: &[u8]| [&b"U"[..], &[key.len() as u8], key.as_bytes(), value, b"sb"].concat();
+    for (rest, verdict) in [
+        (state("append", b"\x88"), Verdict::Clean),
+        (state("dtype", b"ctorch\nfloat32\n"), Verdict::Clean),
+        (state("append", b"ctorch\ndevice\n"), Verdict::Suspicious),
+        (state("__setstate__", b"\x88"), Verdict::Suspicious),
+        ([state("x", b"\x88"), b"K\x01a".to_vec()].concat(), Verdict::Suspicious),
+        ([state("x", b"\x88"), b"(K\x01K\x02u".to_vec()].concat(), Verdict::Suspicious),
+        (state("x", b"ctorch.jit._pickle\nbuild_intlist\n"), Verdict::Suspicious),
+    ] {
+        let audit = audit_bytes(&[namespace, &rest[..], b"."].concat()).unwrap();
+        assert_eq!(audit.verdict, verdict, "{}: {:?}", rest.escape_ascii(), audit.findings);
+    }
+    for filled in [&b"ccollections\ndeque\n)RK\x01a."[..], b"ccollections\nOrderedDict\n)RK\x01K\x02s."] {
+        assert_eq!(audit_bytes(&[b"\x80\x02", filled].concat()).unwrap().verdict, Verdict::Clean);
+    }
+}
+
 #[test]
 fn few_bytes_that_python_makes_much_of_are_suspicious() {
     let large = 1 << 38;

@@ -107,6 +107,16 @@ const DANGEROUS_NAMES: &[(&str, &[&str])] = &[
     ("copyreg", &["add_extension", "pickle"]),
 ];
 
+/// What TorchScript's pickles call to type their lists; each returns its argument, or refuses it.
+const SCRIPT_NAMES: &[&str] = &[
+    "build_intlist",
+    "build_doublelist",
+    "build_boollist",
+    "build_tensorlist",
+    "build_tensor_from_id",
+    "restore_type_tag",
+];
+
 /// No honest name is longer, in bytes; what such a path of attributes leads to is not looked for.
 const LONGEST_NAME: usize = 1 << 16;
 
@@ -119,7 +129,7 @@ pub(crate) fn danger(module: &str, name: &str) -> Danger {
     if is_allowed(module, name) {
         return Danger::Allowed;
     }
-    if module == "__torch__" || module.starts_with("__torch__.") || module == "torch.jit._pickle" {
+    if is_script(module, name) {
         return Danger::Script;
     }
     if is_dangerous(module, name) { Danger::Dangerous } else { Danger::Unknown }
@@ -143,6 +153,12 @@ fn is_allowed(module: &str, name: &str) -> bool {
         || (matches!(module, "torch.cuda" | "torch.sparse") && storage())
 }
 
+/// A dotted name reaches through the class: it is none of the archive.
+fn is_script(module: &str, name: &str) -> bool {
+    let class = module == "__torch__" || module.starts_with("__torch__.");
+    (class && !name.contains('.')) || (module == "torch.jit._pickle" && SCRIPT_NAMES.contains(&name))
+}
+
 fn is_dangerous(module: &str, name: &str) -> bool {
     let begins =
         |whole: &str, part: &str| whole.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -150,9 +166,10 @@ fn is_dangerous(module: &str, name: &str) -> bool {
         DANGEROUS.iter().any(|dangerous| begins(module, dangerous))
             || DANGEROUS_NAMES.iter().any(|(known, names)| *known == module && names.contains(&name))
     };
-    // A dotted name reaches through its module: `torch.serialization` `os.getenv`.
+    // A dotted name reaches through its module: `torch.serialization` `os.getenv`, `_rebuild_tensor` `__globals__.get`.
     let first = name.split('.').next().unwrap_or_default();
-    let reached = || name.contains('.') && name.split('.').any(|part| DANGEROUS.contains(&part));
+    let leads = |part: &str| DANGEROUS.contains(&part) || part.starts_with("__");
+    let reached = || name.contains('.') && name.split('.').any(leads);
     member(module, name) || member(module, first) || reached()
 }
 
@@ -180,6 +197,12 @@ mod tests {
             ("collections", "abc.os.getenv", Danger::Dangerous),
             ("my_project.models", "Net", Danger::Unknown),
             ("__torch__.nets", "Net", Danger::Script),
+            ("__torch__.nets", "Net.forward", Danger::Unknown),
+            ("torch.jit._pickle", "build_intlist", Danger::Script),
+            ("torch.jit._pickle", "build_intlist.__builtins__.__getitem__", Danger::Dangerous),
+            ("torch.jit._pickle", "sys", Danger::Dangerous),
+            ("torch._utils", "_rebuild_tensor.__globals__", Danger::Dangerous),
+            ("collections", "OrderedDict.fromkeys", Danger::Unknown),
         ] {
             assert_eq!(danger(module, name), grade, "{module}.{name}");
         }

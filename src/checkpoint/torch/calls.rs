@@ -2,6 +2,8 @@
 //!
 //! Arguments are judged as they stand in the pickle. Nothing is called, and nothing is made of the sizes that are named.
 
+use std::collections::HashSet;
+
 use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
 
 /// Items or bytes that one call may make of a few bytes of pickle.
@@ -17,12 +19,72 @@ const HIDDEN: &str = "a call of something that is not named where it is called";
 const SIZE: &str =
     "a few bytes that Python would make more than 67,108,864 items of, or a number of items that is not known";
 
-/// The rule that a call breaks, and what is wrong with it, if something is.
-pub(super) fn objection(arena: &Arena, call: &Call) -> Option<(&'static str, &'static str)> {
-    match arena.as_global(call.function).map(|(module, name)| (globals::modern(module), name)) {
-        Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
-        _ => denied(arena, call).map(|what| ("argument-denied", what)),
+const APPENDED: &str =
+    "items are appended to the result of a call that makes no list: its own `append` would be called";
+const SET: &str = "items are set on the result of a call that makes no dictionary";
+const METHOD: &str = "a state that replaces a method which an unpickler would call";
+
+/// Methods that an unpickler, or what it makes, looks up on objects and calls.
+const METHODS: &[&str] = &["append", "extend", "add", "update", "keys", "items", "get", "detach", "tolist"];
+
+/// What is wrong with calls. States that many of them share are looked at once.
+pub(super) struct Judge<'a> {
+    arena: &'a Arena,
+    states: HashSet<Id>,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn new(arena: &'a Arena) -> Judge<'a> {
+        Judge { arena, states: HashSet::new() }
     }
+
+    /// The rule that a call breaks, and what is wrong with it, if something is.
+    pub(super) fn objection(&mut self, call: &Call) -> Option<(&'static str, &'static str)> {
+        match named(self.arena, call.function) {
+            Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
+            name => {
+                let what = denied(self.arena, call).or_else(|| filled(name, call));
+                what.or_else(|| self.state(name, call)).map(|what| ("argument-denied", what))
+            }
+        }
+    }
+
+    fn state(&mut self, name: Option<(&str, &str)>, call: &Call) -> Option<&'static str> {
+        let given = match name {
+            Some((_, "_rebuild_from_type_v2" | "_rebuild_parameter_with_state")) => {
+                self.arena.as_sequence(call.arguments).and_then(|given| given.get(3).copied())
+            }
+            _ => None,
+        };
+        let replaces = |arena: &Arena, state| match arena.as_tuple(state) {
+            Some([members, slots]) => has_method(arena, *members) || has_method(arena, *slots),
+            _ => has_method(arena, state),
+        };
+        let mut states = call.state.into_iter().chain(given);
+        states.any(|state| self.states.insert(state) && replaces(self.arena, state)).then_some(METHOD)
+    }
+}
+
+fn named(arena: &Arena, id: Id) -> Option<(&str, &str)> {
+    arena.as_global(id).map(|(module, name)| (globals::modern(module), name))
+}
+
+/// Items that are put into what is not known to hold them.
+fn filled(name: Option<(&str, &str)>, call: &Call) -> Option<&'static str> {
+    let list = matches!(name, Some(("collections", "deque") | ("builtins", "list" | "set" | "bytearray")));
+    let dict = matches!(name, Some(("collections", "OrderedDict" | "Counter" | "defaultdict") | ("builtins", "dict")));
+    match (call.list, call.dict) {
+        (Some(_), _) if !list => Some(APPENDED),
+        (_, Some(_)) if !dict && !list => Some(SET),
+        _ => None,
+    }
+}
+
+fn has_method(arena: &Arena, state: Id) -> bool {
+    arena.as_dict(state).unwrap_or_default().iter().any(|(key, value)| {
+        let callable = matches!(arena.get(*value), Value::Global(_) | Value::Call(_) | Value::Unknown);
+        arena.as_text(*key).is_some_and(|key| key.starts_with("__") || (callable && METHODS.contains(&key)))
+    })
 }
 
 fn denied(arena: &Arena, call: &Call) -> Option<&'static str> {

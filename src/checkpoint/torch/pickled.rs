@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::calls;
+use super::calls::Judge;
 use crate::checkpoint::finding::{self, Finding, Severity, Spot};
 use crate::checkpoint::pickle::{self, Arena, Broken, Danger, Global, Id, Ran, Span, Walk, globals};
 
@@ -196,9 +196,9 @@ impl Pickled {
     /// Calls of allowed names that would nonetheless do something, and calls of what a call made.
     fn check_calls(&mut self) {
         let arena = &self.ran.arena;
-        let mut told: HashMap<&str, usize> = HashMap::new();
+        let (mut told, mut judge): (HashMap<&str, usize>, _) = (HashMap::new(), Judge::new(arena));
         for call in &arena.calls {
-            let Some((rule, what)) = calls::objection(arena, call) else { continue };
+            let Some((rule, what)) = judge.objection(call) else { continue };
             let told = told.entry(what).or_default();
             *told += 1;
             if *told > MOST_CALLS {
