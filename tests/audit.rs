@@ -140,6 +140,26 @@ fn every_pickle_of_every_member_of_a_tar_is_looked_at() {
     }
 }
 
+/// The header's text goes on in the fields of a tar's header, whose checksum only Python reads.
+#[test]
+fn a_safetensors_file_that_is_a_tar_to_python_is_told_so() {
+    let mut file = safetensors(1016, &tar(&[(b"pickle", b'0', b"cx\ny\n.")]));
+    file[8..512].fill(b' ');
+    file[8..30].copy_from_slice(br#"{"__metadata__":{"x":""#);
+    for (at, text) in [(100, &b"0 "[..]), (124, b"00000001000 "), (156, b"0")] {
+        file[at..at + text.len()].copy_from_slice(text);
+    }
+    let json = br#""},"t":{"dtype":"U8","shape":[1024],"data_offsets":[0,1024]}}"#;
+    file[512..1024].fill(b' ');
+    file[512..512 + json.len()].copy_from_slice(json);
+    let sum: u64 = file[..512].iter().map(|byte| u64::from(*byte)).sum();
+    let sum = sum - file[148..156].iter().map(|byte| u64::from(*byte)).sum::<u64>() + 256;
+    file[148..156].copy_from_slice(format!("0o{sum:06o}").as_bytes());
+    let audit = audited(&file);
+    assert_eq!((audit.format, audit.verdict), ("safetensors", Verdict::Suspicious), "{:?}", audit.findings);
+    assert!(rules(&audit).contains(&"polyglot") && names(&audit, "x", "y"), "{:?}", audit.findings);
+}
+
 // ---- pickles
 
 #[test]

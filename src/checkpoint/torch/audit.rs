@@ -20,7 +20,7 @@ use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
 use super::pickled::Pickled;
 use super::zip::Entry;
-use super::{BEGINNING, Kind, hides_archive, is_safetensors, members, recognise};
+use super::{BEGINNING, Kind, hides_archive, is_safetensors, members, recognise, tar};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
@@ -199,6 +199,13 @@ impl Audit {
         if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
             self.add(Finding::suspicious("prefix-data", "a zip archive stands behind other data"));
             self.zip(bytes, MOST_NESTED)?;
+        }
+        if kind != Some(Kind::Tar) && tar::is_header(&beginning) {
+            self.add(Finding::suspicious(
+                "polyglot",
+                "torch.load sees a tar archive in this file, and others something else",
+            ));
+            self.tar(bytes)?;
         }
         match kind {
             Some(Kind::Zip) => {

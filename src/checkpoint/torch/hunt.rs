@@ -141,17 +141,35 @@ impl Audit {
 
     pub(super) fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
         self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
-        let (members, end) = tar::members(bytes)?;
-        for member in members {
+        let listing = tar::members(bytes)?;
+        for what in listing.odd {
+            self.add(Finding::suspicious("tar-member", what));
+        }
+        for member in listing.members {
             let part = Part { whole: bytes, start: member.start, len: member.len };
             match hides_archive(&part)? {
                 true => self.zip(&part, 1)?,
                 false => self.region(Place { several: true, ..Place::of(&part, Some(&member.name)) })?,
             }
         }
-        let rest = Part { whole: bytes, start: end, len: bytes.len() - end };
+        let rest = Part { whole: bytes, start: listing.end, len: bytes.len() - listing.end };
+        if !is_zero(&rest)? {
+            self.add(Finding::suspicious("tar-member", "bytes that belong to no member follow the last one"));
+        }
         self.region(Place::of(&rest, None))
     }
+}
+
+fn is_zero(bytes: &dyn Bytes) -> io::Result<bool> {
+    let mut at = 0;
+    while at < bytes.len() {
+        let chunk = read_vec(bytes, at, (bytes.len() - at).min(CHUNK_BYTES))?;
+        if chunk.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += chunk.len() as u64;
+    }
+    Ok(true)
 }
 
 /// Whether a pickle may begin there: the mark of the newer protocols, or a name of the older ones that is known to run code.
