@@ -181,6 +181,33 @@ fn pickles_behind_the_first_are_named_however_many_there_are() {
     assert_eq!(audit.globals[0].position, 4);
 }
 
+/// Entries of the directory that all lead to one member make a small file look large; a name is listed once, with its count.
+#[test]
+fn members_that_are_the_same_bytes_are_run_once() {
+    let pickle = &Pickle::new().global("x", "y").stop();
+    let other = &Pickle::new().global("x", "y").raw(b"0").global("x", "y").stop();
+    let mut parts = members(&Pickle::new().raw(b"}").stop(), &[]);
+    parts.push(Member::stored("archive/other.pkl", other));
+    parts.push(Member::stored("archive/x000.pkl", pickle));
+    let file = zip(&parts);
+    let (before, end) = file.split_at(file.len() - 22);
+    let entry = &before[before.len() - 46 - 16..];
+    let mut copies = Vec::new();
+    for copy in 1..200 {
+        let at = copies.len();
+        copies.extend_from_slice(entry);
+        copies[at + 46..].copy_from_slice(format!("archive/x{copy:03}.pkl").as_bytes());
+    }
+    let mut end = end.to_vec();
+    let count = u16::from_le_bytes([end[8], end[9]]) + 199;
+    let len = u32::from_le_bytes(end[12..16].try_into().unwrap()) + u32::try_from(copies.len()).unwrap();
+    end[8..16].copy_from_slice(&[&[count.to_le_bytes(); 2].concat()[..], &len.to_le_bytes()].concat());
+    let audit = audit_bytes(&[before, &copies, &end].concat()).unwrap();
+    assert!(rules(&audit).contains(&"entry-overlap"), "{:?}", audit.findings);
+    let named: Vec<_> = audit.globals.iter().map(|global| (global.name.as_str(), global.count)).collect();
+    assert_eq!(named, [("y", 3)]);
+}
+
 /// To Python's unpickler in C the next pickle begins behind the frame, however early the first one stops in it.
 #[test]
 fn a_pickle_that_stops_within_its_frame_hides_no_other() {

@@ -5,6 +5,7 @@
 //! before, between and after members, archives in comments. Everything found stays in one list; [`Verdict`] is the worst of it.
 //! It never says that a file is harmless, only that it holds nothing but what is on the allow-list.
 
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -18,13 +19,13 @@ use super::hunt::Place;
 use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
-use super::pickled::Pickled;
-use super::zip::Entry;
+use super::pickled::{MOST_NAMES, Pickled};
+use super::zip::{Entry, Placed};
 use super::{BEGINNING, Kind, hides_archive, is_safetensors, members, recognise, tar};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
-use crate::checkpoint::pickle::{Id, MAX_PICKLE_BYTES};
+use crate::checkpoint::pickle::{Danger, Id, MAX_PICKLE_BYTES};
 use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
 use crate::checkpoint::shard;
 use crate::error::{Error, Result};
@@ -88,6 +89,15 @@ pub struct Audit {
     pub bytes_in_no_tensor: u64,
     /// Whether checksums could be compared: `checked`, `absent`, `none` (the format has none).
     pub crc: &'static str,
+    /// Where each name stands in `globals`.
+    #[serde(skip)]
+    known: HashMap<(String, String), usize>,
+    /// Findings that are kept, of each severity.
+    #[serde(skip)]
+    kept: BTreeMap<Severity, usize>,
+    /// Bytes of members that may still be run: members that share bytes make much of a small file.
+    #[serde(skip)]
+    spare: u64,
 }
 
 /// Audits one file.
@@ -170,12 +180,16 @@ impl Audit {
             shared: Vec::new(),
             bytes_in_no_tensor: 0,
             crc: "none",
+            known: HashMap::new(),
+            kept: BTreeMap::new(),
+            spare: 0,
         }
     }
 
     pub(super) fn add(&mut self, finding: Finding) {
-        let alike = self.findings.iter().filter(|known| known.severity == finding.severity).count();
-        if alike < MOST_FINDINGS && !self.findings.contains(&finding) {
+        let kept = self.kept.entry(finding.severity).or_default();
+        if *kept < MOST_FINDINGS && !self.findings.contains(&finding) {
+            *kept += 1;
             self.findings.push(finding);
         }
     }
@@ -194,6 +208,7 @@ impl Audit {
 
     /// Recognises the bytes and looks at them as what they are, and as what else they could be taken for.
     fn look(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        self.spare = bytes.len().saturating_mul(2).saturating_add(MAX_PICKLE_BYTES);
         let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
         let kind = recognise(&beginning, bytes.len());
         if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
@@ -247,7 +262,7 @@ impl Audit {
         } else if first.names_something() {
             self.take(&first);
         } else {
-            self.globals.extend(first.globals.iter().cloned());
+            self.name(&first.globals);
         }
         self.add(match other {
             _ if bytes.is_empty() => Finding::malformed("empty-file", "an empty file: nothing was written, or fetched"),
@@ -262,9 +277,33 @@ impl Audit {
 
     // ---- pickles
 
+    /// Lists names, each once.
+    fn name(&mut self, globals: &[NamedGlobal]) {
+        for global in globals {
+            let next = self.globals.len();
+            // Many unknown names must not leave out what is known to run code.
+            let most = if global.danger == Danger::Dangerous { 2 * MOST_NAMES } else { MOST_NAMES };
+            match self.known.entry(global.key()) {
+                Slot::Occupied(at) => {
+                    if let Some(known) = self.globals.get_mut(*at.get()) {
+                        known.count = known.count.saturating_add(global.count);
+                    }
+                }
+                Slot::Vacant(slot) if next < most => {
+                    slot.insert(next);
+                    self.globals.push(global.clone());
+                }
+                Slot::Vacant(_) => {
+                    let what = format!("more than {MOST_NAMES} different names: not all are listed");
+                    self.add(Finding::suspicious("resource-limit", what));
+                }
+            }
+        }
+    }
+
     pub(super) fn take(&mut self, pickled: &Pickled) {
         self.protocol = self.protocol.max(Some(pickled.ran.protocol));
-        self.globals.extend(pickled.globals.iter().cloned());
+        self.name(&pickled.globals);
         pickled.findings.iter().cloned().for_each(|finding| self.add(finding));
     }
 
@@ -312,8 +351,9 @@ impl Audit {
         self.checksums(&archive)?;
         let referenced = self.main_pickle(&archive, bytes.len())?;
         let main = archive.member("data.pkl").map(|entry| entry.header);
+        let mut seen = HashSet::new();
         for entry in archive.directory.entries.iter().filter(|entry| Some(entry.header) != main) {
-            self.other_member(bytes, entry, &referenced)?;
+            self.other_member(bytes, entry, &referenced, &mut seen)?;
         }
         for (from, to) in &archive.directory.strays {
             let len = bytes.len().min(*to).saturating_sub(*from);
@@ -387,7 +427,14 @@ impl Audit {
         }
     }
 
-    fn other_member(&mut self, bytes: &dyn Bytes, entry: &Entry, referenced: &HashSet<String>) -> io::Result<()> {
+    /// A member besides the archive's own pickle. Of those that are the same bytes only the first is run.
+    fn other_member(
+        &mut self,
+        bytes: &dyn Bytes,
+        entry: &Entry,
+        referenced: &HashSet<String>,
+        seen: &mut HashSet<(Placed, bool)>,
+    ) -> io::Result<()> {
         let name = entry.name.split('\0').next().unwrap_or_default().to_ascii_lowercase();
         let inner = entry.name.split_once('/').map_or("", |(_, inner)| inner);
         let is_storage = inner.starts_with("data/");
@@ -399,7 +446,10 @@ impl Audit {
             self.add(Finding::notice("unreferenced-record", "a storage that no tensor has").within(&entry.name));
         }
         let named = name.ends_with(".pkl");
-        if !named && !may_be_pickle(bytes, entry)? {
+        if !seen.insert((entry.placed(), named)) || !self.spend(entry.len.min(FIRST_READ)) {
+            return Ok(());
+        }
+        if (!named && !may_be_pickle(bytes, entry)?) || !self.spend(entry.len) {
             return Ok(());
         }
         let content = self.bytes_of(bytes, entry)?;
@@ -412,6 +462,17 @@ impl Audit {
             self.pickles(Place::of(&content, Some(&entry.name)), 0)?;
         }
         Ok(())
+    }
+
+    /// Whether so many bytes may still be run.
+    fn spend(&mut self, bytes: u64) -> bool {
+        let rest = self.spare.checked_sub(bytes);
+        if rest.is_none() {
+            let what = "members that unpack to far more bytes than the file has: not all of them were looked at";
+            self.add(Finding::suspicious("resource-limit", what));
+        }
+        self.spare = rest.unwrap_or(self.spare);
+        rest.is_some()
     }
 
     /// Bytes that belong to no member: whatever could be read there is looked at.
@@ -478,4 +539,17 @@ fn may_be_pickle(bytes: &dyn Bytes, entry: &Entry) -> io::Result<bool> {
 /// Whether only the rest of the file is missing: text that happens to have a brace there is none.
 fn is_cut_safetensors(beginning: &[u8]) -> bool {
     beginning.get(8) == Some(&b'{') && lookalike::recognise(beginning).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_beyond_the_limit_are_not_run_and_that_is_told() {
+        let mut audit = Audit { spare: 10, ..Audit::new(Path::new("file")) };
+        assert!(audit.spend(6) && audit.findings.is_empty());
+        assert!(!audit.spend(5) && audit.spend(4));
+        assert_eq!((audit.findings.len(), audit.judged().verdict), (1, Verdict::Suspicious));
+    }
 }

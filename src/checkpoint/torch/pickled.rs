@@ -14,7 +14,7 @@ use crate::checkpoint::pickle::{self, Arena, Broken, Danger, Global, Id, Ran, Sp
 const MOST_FINDINGS: usize = 1000;
 const MOST_CALLS: usize = 100;
 /// Different names of one pickle that are listed; of those that are known to run code as many again.
-const MOST_NAMES: usize = 100_000;
+pub(super) const MOST_NAMES: usize = 100_000;
 
 /// One name that a file's pickles hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -35,7 +35,7 @@ pub struct NamedGlobal {
 }
 
 impl NamedGlobal {
-    fn key(&self) -> (String, String) {
+    pub(super) fn key(&self) -> (String, String) {
         (self.module.clone(), self.name.clone())
     }
 }

@@ -60,6 +60,15 @@ pub struct Entry {
     attributes: u32,
 }
 
+/// Where the bytes of a member lie and what becomes of them: those of two members with the same are the same.
+pub(crate) type Placed = (Option<u64>, u64, u64, bool);
+
+impl Entry {
+    pub(crate) fn placed(&self) -> Placed {
+        (self.data, self.packed, self.len, self.method == Some(Method::Deflated))
+    }
+}
+
 /// An archive's members, and what is odd about it.
 #[derive(Debug, Default)]
 pub struct Directory {
