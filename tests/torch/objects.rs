@@ -191,8 +191,19 @@ fn the_object_itself_may_be_what_is_not_loaded() {
 const CORE: &str = "numpy.core.multiarray";
 
 fn dtype(p: Pickle, text: &str, order: &str) -> Pickle {
+    let ([size, alignment], flags) = match text {
+        "O8" => ([-1; 2], 63),
+        "U5" => ([20, 4], 8),
+        "V3" => ([3, 1], 0),
+        _ => ([-1; 2], 0),
+    };
+    forged(p, text, order, |p| p.raw(b"NNN").int(size).int(alignment).int(flags))
+}
+
+/// An element type with that behind version and byte order in its state.
+fn forged(p: Pickle, text: &str, order: &str, state: impl FnOnce(Pickle) -> Pickle) -> Pickle {
     let p = p.global("numpy", "dtype").text(text).raw(b"\x89\x88\x87R(K\x03").text(order);
-    p.raw(b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb")
+    state(p).raw(b"tb")
 }
 
 /// Bytes as Python 3 writes them at protocol 2.
@@ -269,6 +280,45 @@ fn an_array_whose_bytes_are_not_as_many_as_its_shape_says_is_refused() {
         let (said, audit) = judged(&file);
         assert!(said.contains(why) && said.contains("\"x\""), "{why}: {said}");
         assert_eq!(audit.verdict, Verdict::Malformed, "{why}");
+    }
+}
+
+/// NumPy believes the state of an element type: what it takes for objects would be addresses out of the file.
+#[test]
+fn an_element_type_whose_state_does_not_fit_it_is_suspicious_wherever_it_stands() {
+    let plain = |p: Pickle, text: &str, [size, alignment, flags]: [i64; 3]| {
+        forged(p, text, "|", |p| p.raw(b"NNN").int(size).int(alignment).int(flags))
+    };
+    let field = |p: Pickle, flags: i64| {
+        let field = |p: Pickle| dtype(p.text("f").raw(b"\x85}").text("f"), "O8", "|").raw(b"K\x00\x86s");
+        forged(p, "V8", "|", |p| field(p.raw(b"N")).int(8).int(1).int(flags))
+    };
+    let base = |p: Pickle| forged(p, "V8", "|", |p| dtype(p, "O8", "|").raw(b"K\x01\x85\x86NN").int(8).int(1).int(0));
+    let of = |dtype: &dyn Fn(Pickle) -> Pickle| {
+        let p = Pickle::new().raw(b"}(").text("w").tensor(&one()).text("x");
+        let p = p.global(CORE, "_reconstruct").global("numpy", "ndarray").raw(b"K\x00\x85");
+        let p = dtype(encoded(p, b"b").raw(b"\x87R(K\x01").ints(&[1])).raw(b"\x89");
+        archive(&raw_bytes(p, b"AAAAAAAA").raw(b"tbu").stop(), &[("0", &data(4))])
+    };
+    let files = vec![
+        of(&|p| field(p, 0)),
+        of(&|p| field(p, 1)),
+        of(&|p| base(p)),
+        of(&|p| dtype(p, "O8", "|")),
+        of(&|p| plain(p, "O8", [-1, -1, 0])),
+        of(&|p| plain(p, "V8", [8, 1, 63])),
+        of(&|p| plain(p, "V8", [4096, 1, 0])),
+        of(&|p| plain(p, "f8", [-1, -1, 1])),
+        of(&|p| plain(p, "S8", [-1, -1, 0])),
+        of(&|p| plain(p, "object", [-1, -1, 0])),
+        // Not of an array, and not even reached.
+        beside(|p| plain(p, "O8", [-1, -1, 0])),
+        beside(|p| plain(p, "O8", [-1, -1, 0]).raw(b"0N")),
+    ];
+    for (at, file) in files.iter().enumerate() {
+        let (said, audit) = judged(file);
+        assert!(said.contains("numpy-"), "{at}: {said}");
+        assert_eq!(audit.verdict, Verdict::Suspicious, "{at}: {said}");
     }
 }
 

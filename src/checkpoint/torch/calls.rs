@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 
+use super::numpy;
 use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
 
 /// Items or bytes that one call may make of a few bytes of pickle.
@@ -16,6 +17,8 @@ const OBJECT: &str = "calls builtins.object, which is no data";
 const ENCODING: &str = "an encoding other than Latin-1";
 const CALLED: &str = "the result of a call is called";
 const HIDDEN: &str = "a call of something that is not named where it is called";
+const FORGED: &str =
+    "a state that NumPy would not write for this element type, or fields: programs could take its data for addresses";
 const SIZE: &str =
     "a few bytes that Python would make more than 67,108,864 items of, or a number of items that is not known";
 
@@ -42,6 +45,7 @@ impl<'a> Judge<'a> {
     pub(super) fn objection(&mut self, call: &Call) -> Option<(&'static str, &'static str)> {
         match named(self.arena, call.function) {
             Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
+            _ if numpy::is_forged(self.arena, call) => Some(("numpy-dtype", FORGED)),
             name => {
                 let what = denied(self.arena, call).or_else(|| filled(name, call));
                 what.or_else(|| self.state(name, call)).map(|what| ("argument-denied", what))

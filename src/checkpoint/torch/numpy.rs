@@ -4,6 +4,7 @@
 //! knows the three functions that make them and no other; nothing of NumPy is ever called.
 
 use super::objects::{Checked, Objects, fault};
+use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{Arena, Call, Id, Value};
 
 /// The rule that a damaged array breaks.
@@ -35,6 +36,45 @@ struct Element {
     /// Whether an array of them is a list of values of the pickle.
     is_object: bool,
     big_endian: bool,
+}
+
+/// What NumPy writes in the state of a plain element type.
+struct Layout {
+    /// Bytes of an element and their alignment; -1 where the type says it.
+    size: [i64; 2],
+    flags: &'static [i64],
+}
+
+/// That of a type by its name: a kind and its bytes, or characters.
+fn layout(text: &str) -> Option<Layout> {
+    let text = text.trim_start_matches(['<', '>', '=', '|']);
+    let kind = text.chars().next()?;
+    let count: u32 = text.get(kind.len_utf8()..)?.parse().ok()?;
+    let (size, flags): (_, &[i64]) = match kind {
+        'S' | 'V' => ([count.into(), 1], &[0]),
+        'U' => ([i64::from(count) * 4, 4], &[0, 8]),
+        'O' => ([-1; 2], &[63]),
+        'b' | 'i' | 'u' | 'f' | 'c' | 'M' | 'm' => ([-1; 2], &[0]),
+        _ => return None,
+    };
+    Some(Layout { size, flags })
+}
+
+/// Whether an element type is given a state that NumPy would not write for it. It takes the state's word for what is an address and
+/// how large an element is. Fields, and arrays in each element, count as such: what they hold is not looked into.
+pub(super) fn is_forged(arena: &Arena, call: &Call) -> bool {
+    let (Some(("numpy" | "ndarray", "dtype")), Some(state)) = (arena.as_global(call.function), call.state) else {
+        return false;
+    };
+    let text = arena.as_tuple(call.arguments).and_then(|all| arena.as_text(*all.first()?));
+    let (Some(layout), Some(state)) = (text.and_then(layout), arena.as_tuple(state)) else { return true };
+    // Version 4 adds what else is known of it: the unit of a date.
+    let [version, _, base, names, fields, size, alignment, flags, rest @ ..] = state else { return true };
+    let is_known = matches!((arena.as_int(*version), rest), (Some(3), []) | (Some(4), [_]));
+    let is_plain = [base, names, fields].iter().all(|part| arena.get(**part) == Value::None);
+    let size = [size, alignment].map(|number| arena.as_int(*number));
+    let flags = arena.as_int(*flags);
+    !is_known || !is_plain || size != layout.size.map(Some) || flags.is_none_or(|flags| !layout.flags.contains(&flags))
 }
 
 /// Whether the function makes an array or a scalar.
@@ -150,6 +190,10 @@ impl Objects<'_> {
             }
             (None, Value::List(list)) if element.is_object => {
                 (count, Some([self.arena.list(list).len() as u64; 2]), "objects")
+            }
+            (None, _) if element.is_object => {
+                let what = format!("a NumPy array of objects over {}: addresses, not data", self.arena.preview(data));
+                return Err(Finding::suspicious(RULE, what));
             }
             (None, _) => return Ok(()),
         };
