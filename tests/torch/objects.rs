@@ -222,6 +222,12 @@ fn array(p: Pickle, shape: &[i64], of: (&str, &str), fortran: bool, bytes: impl 
     bytes(dtype(p, of.0, of.1).raw(if fortran { b"\x88" } else { b"\x89" })).raw(b"tb")
 }
 
+/// What protocol 5 makes of an array of three axes.
+fn turned(p: Pickle, order: &str, axes: &[i64]) -> Pickle {
+    let p = dtype(raw_bytes(p.global("numpy._core.numeric", "_frombuffer").raw(b"("), &[0; 48]), "f2", "<");
+    p.ints(&[2, 3, 4]).text(order).ints(axes).raw(b"tR")
+}
+
 #[test]
 fn arrays_and_scalars_of_numpy_are_named_with_type_and_shape() {
     let scalar =
@@ -254,6 +260,7 @@ fn arrays_and_scalars_of_numpy_are_named_with_type_and_shape() {
         (beside(|p| scalar(p, "f8", &[0x80; 8])), "a NumPy scalar of F64"),
         (beside(|p| buffer(p, "C")), "a NumPy array of F16 [2, 3]"),
         (beside(|p| buffer(p, "F")), "a NumPy array of F16 [2, 3], column-major"),
+        (beside(|p| turned(p, "K", &[2, 0, 1])), "a NumPy array of F16 [4, 2, 3]"),
     ];
     for (file, why) in table {
         let (loaded, skipped) = opened(&file, false);
@@ -265,6 +272,10 @@ fn arrays_and_scalars_of_numpy_are_named_with_type_and_shape() {
 fn an_array_whose_bytes_are_not_as_many_as_its_shape_says_is_refused() {
     let scalar = |p: Pickle| raw_bytes(dtype(p.global(CORE, "scalar"), "f8", "<"), &[0; 4]).raw(b"\x86R");
     let table: Vec<(Vec<u8>, &str)> = vec![
+        (beside(|p| turned(p, "K", &[2, 0, 0])), "axes [2, 0, 0]"),
+        (beside(|p| turned(p, "K", &[1, 2, 3])), "axes [1, 2, 3]"),
+        (beside(|p| turned(p, "K", &[1, 0])), "axes [1, 0]"),
+        (beside(|p| turned(p, "C", &[2, 0, 1])), "the order \"C\" and axes"),
         (beside(|p| array(p, &[3, 4], ("f4", "<"), false, |p| raw_bytes(p, &[0; 44]))), "needs 48 bytes and has 44"),
         (beside(|p| array(p, &[3, 4], ("f4", "<"), false, |p| encoded(p, &[200; 49]))), "needs 48 bytes and has 49"),
         (beside(|p| array(p, &[1 << 40, 1 << 40], ("f4", "<"), false, |p| raw_bytes(p, b""))), "2^64"),

@@ -3,6 +3,8 @@
 //! They are data beside the weights: a damaged one is a finding, a good one is named with type and shape, and none is converted. It
 //! knows the three functions that make them and no other; nothing of NumPy is ever called.
 
+use std::collections::HashSet;
+
 use super::objects::{Checked, Objects, fault};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{Arena, Call, Id, Value};
@@ -111,6 +113,22 @@ impl Objects<'_> {
                     _ => return damaged(format!("the order {} of a NumPy array", self.arena.preview(*order))),
                 };
                 self.checked(&shape, *dtype, is_fortran, *bytes)
+            }
+            // In memory its axes lie in another order: the shape there, and where each axis of the array is in it.
+            ("_frombuffer", [bytes, dtype, shape, order, axes]) => {
+                let shape = self.numbers(*shape, "the shape of a NumPy array")?;
+                let axes = self.numbers(*axes, "the axes of a NumPy array")?;
+                let dim = |axis: &u64| shape.get(usize::try_from(*axis).ok()?).copied();
+                let turned: Option<Vec<u64>> = axes.iter().map(dim).collect();
+                let is_whole = axes.len() == shape.len() && axes.iter().collect::<HashSet<_>>().len() == shape.len();
+                match turned.filter(|_| is_whole && self.arena.as_text(*order) == Some("K")) {
+                    Some(turned) => self.checked(&turned, *dtype, false, *bytes),
+                    None => damaged(format!(
+                        "the order {} and axes {axes:?} of a NumPy array of {} dimensions",
+                        self.arena.preview(*order),
+                        shape.len()
+                    )),
+                }
             }
             ("scalar", [dtype]) => Ok(format!("a NumPy scalar of {}", self.element(*dtype)?.name)),
             ("scalar", [dtype, bytes]) => {
