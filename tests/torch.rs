@@ -449,11 +449,17 @@ fn what_runs_code_is_said_whatever_else_there_is_to_say() {
 /// 6 kB of lists in lists made gigabytes of names.
 #[test]
 fn names_that_multiply_are_refused_in_bounded_memory() {
-    let list =
-        |pickle: Pickle, memo: u8| (0..1500).fold(pickle.raw(b"]("), |pickle, _| pickle.raw(&[b'h', memo])).raw(b"e");
-    let pickle = list(Pickle::new().tensor(&one()).raw(b"q\x000"), 0).raw(b"q\x010");
-    let (said, _) = judged(&archive(&list(pickle, 1).stop(), &[("0", &data(4))]));
+    // Lists of `len` times the same, inside each other; a tensor, or an empty list, in the innermost.
+    let lists = |inner: Pickle, len: usize| {
+        let list = |pickle: Pickle| (0..len).fold(pickle.raw(b"]("), |pickle, _| pickle.raw(b"h\x00")).raw(b"e");
+        archive(&list(list(inner.raw(b"q\x000")).raw(b"q\x000")).stop(), &[("0", &data(4))])
+    };
+    let (said, _) = judged(&lists(Pickle::new().tensor(&one()), 1500));
+    assert!(said.contains("resource-limit") && said.contains("65552 names for the 2 things"), "{said}");
+    let (said, _) = judged(&lists(Pickle::new().raw(b"]"), 1500));
     assert!(said.contains("paths"), "{said}");
+    let (_dir, path) = written(&lists(Pickle::new().tensor(&one()), 100));
+    assert_eq!(Checkpoint::open(&path).unwrap().tensors().len(), 10_000);
 }
 
 #[test]

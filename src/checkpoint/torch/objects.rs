@@ -17,6 +17,9 @@ use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
 const MAX_WRAPPERS: usize = 8;
 /// Steps of paths that are followed, shared parts counted each time.
 const MAX_PATHS: usize = 1 << 20;
+/// Names beyond a multiple of what the pickle makes, and that multiple: what is shared has a name for each path to it.
+const MOST_NAMES: usize = 1 << 16;
+const MOST_SHARED: usize = 8;
 /// Bytes of all names together: long keys above many tensors multiply.
 const MAX_NAME_BYTES: usize = 128 << 20;
 /// Findings that are kept.
@@ -357,15 +360,24 @@ impl<'a> Objects<'a> {
                 self.leave(beside, path, "a tensor");
             }
             if self.is_full() {
-                let what =
-                    format!("more than {MAX_PATHS} paths through its object, or {MAX_NAME_BYTES} bytes of names");
+                let what = format!(
+                    "its containers share their parts, or have long keys: more than {MAX_PATHS} paths through its object, {} names \
+                     for the {} things that it makes, or {MAX_NAME_BYTES} bytes of names",
+                    self.most_names(),
+                    self.arena.calls.len()
+                );
                 return self.findings.push(Finding::suspicious("resource-limit", what));
             }
         }
     }
 
     fn is_full(&self) -> bool {
-        self.paths.len() > MAX_PATHS || self.name_bytes > MAX_NAME_BYTES
+        let names = self.tensors.len() + self.aside.len();
+        self.paths.len() > MAX_PATHS || self.name_bytes > MAX_NAME_BYTES || names > self.most_names()
+    }
+
+    fn most_names(&self) -> usize {
+        self.arena.calls.len().saturating_mul(MOST_SHARED).saturating_add(MOST_NAMES)
     }
 
     fn set_aside(&mut self, path: u32, why: String, tell: bool) {
