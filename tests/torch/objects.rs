@@ -333,6 +333,40 @@ fn an_element_type_whose_state_does_not_fit_it_is_suspicious_wherever_it_stands(
     }
 }
 
+#[test]
+fn keys_that_are_no_text_give_names_that_say_which_they_are() {
+    fn scalar(p: Pickle, of: &str, order: &str, bytes: &[u8]) -> Pickle {
+        encoded(dtype(p.global(CORE, "scalar"), of, order), bytes).raw(b"\x86R")
+    }
+    fn long(p: Pickle, last: i64) -> Pickle {
+        let p = (0..20).fold(p.raw(b"("), |p, at| p.text(&"k".repeat(50)).int(at));
+        p.int(last).raw(b"t")
+    }
+    let name = |last: i64| {
+        let parts: Vec<String> = (0..20).map(|at| format!("\"{}\", {at}", "k".repeat(50))).collect();
+        format!("({}, {last})", parts.join(", "))
+    };
+    let keys: Vec<(fn(Pickle) -> Pickle, String)> = vec![
+        (|p| scalar(p, "i8", "<", &[7, 0, 0, 0, 0, 0, 0, 0]), "7".into()),
+        (|p| scalar(p, "i8", "<", &[0xfe, 255, 255, 255, 255, 255, 255, 255]), "-2".into()),
+        (|p| scalar(p, "u2", ">", &[0xff, 1]), "65281".into()),
+        (|p| scalar(p, "u8", "<", &[255; 8]), "18446744073709551615".into()),
+        (|p| encoded(p, b"layer"), "layer".into()),
+        (|p| raw_bytes(p, b"other"), "other".into()),
+        (|p| encoded(p, b"\xff\x01"), "ff01".into()),
+        (|p| raw_bytes(p, b"a").raw(b"\x85"), "(b\"a\")".into()),
+        (|p| raw_bytes(p, b"b").raw(b"\x85"), "(b\"b\")".into()),
+        (|p| long(p, 1), name(1)),
+        (|p| long(p, 2), name(2)),
+    ];
+    let pickle = keys.iter().fold(Pickle::new().raw(b"}("), |p, (key, _)| key(p).tensor(&one()));
+    let (_dir, path) = written(&archive(&pickle.raw(b"u").stop(), &[("0", &data(4))]));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let names: std::collections::BTreeSet<String> =
+        checkpoint.tensors().iter().map(|tensor| tensor.name.to_string()).collect();
+    assert_eq!(names, keys.into_iter().map(|(_, name)| name).collect());
+}
+
 // ---- what else must hold of an object
 
 #[test]

@@ -12,6 +12,9 @@ use crate::checkpoint::pickle::{Arena, Call, Id, Value};
 /// The rule that a damaged array breaks.
 pub(super) const RULE: &str = "numpy-array";
 
+/// Keys of more bytes are named by their beginning.
+const MOST_KEY_BYTES: u32 = 1 << 12;
+
 /// What NumPy calls types of numbers, what safetensors does or would, and bytes of an element.
 const NUMBERS: &[(&str, &str, u64)] = &[
     ("b1", "BOOL", 1),
@@ -194,6 +197,37 @@ impl Objects<'_> {
         })
     }
 
+    /// The name that a key gives which is a whole number of NumPy, or bytes: hexadecimal digits where these are not ASCII.
+    pub(super) fn plain_key(&self, id: Id) -> Option<String> {
+        let arena = self.arena;
+        if let Some(bytes) = bytes(arena, id) {
+            let is_ascii = bytes.is_ascii();
+            return Some(
+                bytes
+                    .iter()
+                    .map(|byte| if is_ascii { char::from(*byte).into() } else { format!("{byte:02x}") })
+                    .collect(),
+            );
+        }
+        let call = arena.as_call(id)?;
+        let ((module, "scalar"), [dtype, data]) = (arena.as_global(call.function)?, arena.as_tuple(call.arguments)?)
+        else {
+            return None;
+        };
+        let element = self.element(*dtype).ok().filter(|_| is_numpy(module, "scalar"))?;
+        let mut bytes = bytes(arena, *data).filter(|bytes| element.bytes == Some(bytes.len() as u64))?;
+        if element.big_endian {
+            bytes.reverse();
+        }
+        let fill = match (element.name.chars().next()?, bytes.last()?) {
+            ('I', 0x80..) => 0xff,
+            ('I' | 'U', _) => 0,
+            _ => return None,
+        };
+        bytes.resize(16, fill);
+        Some(i128::from_le_bytes(bytes.try_into().ok()?).to_string())
+    }
+
     /// There are as many bytes, or objects, as the shape says.
     fn demand_bytes(&self, element: &Element, shape: &[u64], data: Id) -> Checked<()> {
         let count = match shape.contains(&0) {
@@ -270,6 +304,25 @@ fn lengths(arena: &Arena, id: Id) -> Option<[u64; 2]> {
                 }
                 _ => None,
             }
+        }
+        _ => None,
+    }
+}
+
+/// A short value as bytes, also as Python 3 writes them at protocol 2, and Python 2 at all.
+fn bytes(arena: &Arena, id: Id) -> Option<Vec<u8>> {
+    let text = match arena.get(id) {
+        Value::Bytes(span) => return (span.len <= MOST_KEY_BYTES).then(|| arena.bytes(span).to_vec()),
+        Value::Text(_) => id,
+        _ => {
+            let call = arena.as_call(id)?;
+            let Some(("_codecs", "encode")) = arena.as_global(call.function) else { return None };
+            *arena.as_tuple(call.arguments)?.first()?
+        }
+    };
+    match arena.get(text) {
+        Value::Text(span) if span.len <= 2 * MOST_KEY_BYTES => {
+            arena.text(span).chars().map(|char| u8::try_from(char).ok()).collect()
         }
         _ => None,
     }

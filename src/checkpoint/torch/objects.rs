@@ -524,7 +524,10 @@ impl<'a> Objects<'a> {
         match key {
             Key::Root => String::new(),
             Key::At(at) => at.to_string(),
-            Key::Of(id) => self.arena.as_text(id).map_or_else(|| self.arena.preview(id), str::to_owned),
+            Key::Of(id) => match self.arena.as_text(id) {
+                Some(text) => text.to_owned(),
+                None => self.plain_key(id).unwrap_or_else(|| self.arena.in_full(id)),
+            },
         }
     }
 
