@@ -281,6 +281,7 @@ fn few_bytes_that_python_makes_much_of_are_suspicious() {
     };
     let suspicious = [
         builtin("range", &[large]),
+        call("__builtin__", "xrange", &|pickle| pickle.int(large)),
         builtin("range", &[0, -large, -1]),
         builtin("bytes", &[large]),
         builtin("bytearray", &[large]),
@@ -301,6 +302,7 @@ fn few_bytes_that_python_makes_much_of_are_suspicious() {
     }
     for pickle in [
         builtin("range", &[0, 1000, 3]),
+        call("__builtin__", "xrange", &|pickle| pickle.int(1000)),
         builtin("range", &[large, large + 5]),
         builtin("bytes", &[16]),
         builtin("bytearray", &[]),

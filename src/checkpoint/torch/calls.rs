@@ -124,7 +124,7 @@ fn is_latin1(arena: &Arena, given: Option<&[Id]>) -> bool {
 /// What would take memory without bound.
 fn too_large(arena: &Arena, (module, name): (&str, &str), given: &[Id]) -> Option<&'static str> {
     let items = match (globals::modern(module), name) {
-        ("builtins", "range") => range(arena, given),
+        ("builtins", "range" | "xrange") => range(arena, given),
         ("builtins", "bytes" | "bytearray") => given.first().map_or(Some(0), |first| length(arena, *first)),
         ("numpy", "ndarray") => product(arena, given.get(..1).unwrap_or_default()),
         (module, "_reconstruct") if module.starts_with("numpy") => product(arena, given.get(1..2).unwrap_or_default()),
