@@ -346,7 +346,8 @@ fn keys_that_are_no_text_give_names_that_say_which_they_are() {
         let parts: Vec<String> = (0..20).map(|at| format!("\"{}\", {at}", "k".repeat(50))).collect();
         format!("({}, {last})", parts.join(", "))
     };
-    let keys: Vec<(fn(Pickle) -> Pickle, String)> = vec![
+    type Push = fn(Pickle) -> Pickle;
+    let keys: Vec<(Push, String)> = vec![
         (|p| scalar(p, "i8", "<", &[7, 0, 0, 0, 0, 0, 0, 0]), "7".into()),
         (|p| scalar(p, "i8", "<", &[0xfe, 255, 255, 255, 255, 255, 255, 255]), "-2".into()),
         (|p| scalar(p, "u2", ">", &[0xff, 1]), "65281".into()),
