@@ -47,8 +47,9 @@ impl<'a> Judge<'a> {
             Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
             _ if numpy::is_forged(self.arena, call) => Some(("numpy-dtype", FORGED)),
             name => {
-                let what = denied(self.arena, call).or_else(|| filled(name, call));
-                what.or_else(|| self.state(name, call)).map(|what| ("argument-denied", what))
+                let denied =
+                    denied(self.arena, call).map(|what| ("argument-denied", what)).or_else(|| filled(name, call));
+                denied.or_else(|| self.state(name, call).map(|what| ("argument-denied", what)))
             }
         }
     }
@@ -74,12 +75,12 @@ fn named(arena: &Arena, id: Id) -> Option<(&str, &str)> {
 }
 
 /// Items that are put into what is not known to hold them.
-fn filled(name: Option<(&str, &str)>, call: &Call) -> Option<&'static str> {
+fn filled(name: Option<(&str, &str)>, call: &Call) -> Option<(&'static str, &'static str)> {
     let list = matches!(name, Some(("collections", "deque") | ("builtins", "list" | "set" | "bytearray")));
     let dict = matches!(name, Some(("collections", "OrderedDict" | "Counter" | "defaultdict") | ("builtins", "dict")));
     match (call.list, call.dict) {
-        (Some(_), _) if !list => Some(APPENDED),
-        (_, Some(_)) if !dict && !list => Some(SET),
+        (Some(_), _) if !list => Some(("append-target", APPENDED)),
+        (_, Some(_)) if !dict && !list => Some(("setitem-target", SET)),
         _ => None,
     }
 }
