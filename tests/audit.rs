@@ -208,6 +208,26 @@ fn members_that_are_the_same_bytes_are_run_once() {
     assert_eq!(named, [("y", 3)]);
 }
 
+/// A distributed checkpoint holds its tensors and objects as archives in a row.
+#[test]
+fn every_archive_of_a_distcp_file_is_looked_at() {
+    let honest = archive(&Pickle::new().raw(b"}").stop(), &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let audited = |name: &str, parts: &[&[u8]]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, parts.concat()).unwrap();
+        audit(path).unwrap()
+    };
+    let plain = audited("__0_0.distcp", &[&honest, &honest]);
+    assert_eq!((plain.format, plain.verdict), ("torch-zip", Verdict::Notice), "{:?}", plain.findings);
+    let evil = archive(EVIL, &[]);
+    for parts in [[&evil[..], &honest, &honest], [&honest, &evil, &honest], [&honest, &honest, &evil]] {
+        let audit = audited("__0_0.distcp", &parts);
+        assert!(names(&audit, "os", "getenv") && audit.verdict == Verdict::Dangerous, "{:?}", audit.findings);
+    }
+    assert!(audited("model.pt", &[&honest, &honest]).verdict >= Verdict::Malformed);
+}
+
 /// To Python's unpickler in C the next pickle begins behind the frame, however early the first one stops in it.
 #[test]
 fn a_pickle_that_stops_within_its_frame_hides_no_other() {

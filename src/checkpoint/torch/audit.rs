@@ -21,7 +21,7 @@ use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
 use super::pickled::{MOST_NAMES, Pickled};
 use super::zip::{Entry, Placed};
-use super::{BEGINNING, Kind, hides_archive, is_safetensors, members, recognise, tar};
+use super::{BEGINNING, Kind, concat, hides_archive, is_safetensors, members, recognise, tar};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
@@ -225,7 +225,9 @@ impl Audit {
         match kind {
             Some(Kind::Zip) => {
                 self.format = "torch-zip";
-                self.zip(bytes, MOST_NESTED)?;
+                if !self.archives(bytes)? {
+                    self.zip(bytes, MOST_NESTED)?;
+                }
                 self.polyglot(bytes)
             }
             Some(Kind::Legacy) => {
@@ -362,6 +364,18 @@ impl Audit {
             }
         }
         Ok(())
+    }
+
+    /// Archives one after the other. Returns whether that is all that the file can be taken for: under a name that
+    /// `torch.load` is given it may be another archive.
+    fn archives(&mut self, bytes: &dyn Bytes) -> io::Result<bool> {
+        let Some(archives) = concat::archives(bytes)? else { return Ok(false) };
+        let what = format!("{} archives one after the other, as a distributed checkpoint holds them", archives.len());
+        self.add(Finding::notice("archives", what));
+        for (start, end) in archives {
+            self.zip(&Part { whole: bytes, start, len: end - start }, MOST_NESTED)?;
+        }
+        Ok(self.path.extension().is_some_and(|extension| extension == "distcp"))
     }
 
     fn checksums(&mut self, archive: &Archive) -> io::Result<()> {

@@ -11,6 +11,7 @@ pub mod audit;
 mod below;
 pub mod bytes;
 mod calls;
+mod concat;
 pub(crate) mod dcp;
 mod dense;
 mod hunt;
