@@ -130,11 +130,9 @@ pub(super) struct Place {
     index_mode: Option<u32>,
     /// An index that is there and must go.
     drops_index: bool,
-    /// Files of the checkpoint that is replaced.
-    stale: Vec<String>,
     /// What a folder's readers take before the save.
     read: Option<Read>,
-    /// What is there under each name that is replaced or removed.
+    /// The file that is replaced, or the files of the checkpoint that is, as they were when the save began.
     before: Vec<(String, Option<Found>)>,
     warnings: Vec<String>,
 }
@@ -235,11 +233,14 @@ impl Place {
         }
         let there = store.list(path)?;
         let place = Place { read: Some(Read::of(store, path, &there)?), ..place };
-        let mut place =
-            place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)?;
-        let examine = |name: &String| Ok((name.clone(), store.examine(&path.join(name))?));
-        place.before = place.stale.iter().map(examine).collect::<Result<_>>()?;
-        Ok(place)
+        place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)
+    }
+
+    /// Notes files of the checkpoint that is replaced.
+    fn instead_of(self, store: &dyn Store, names: Vec<String>) -> Result<Place> {
+        let examine = |name: String| store.examine(&self.folder.join(&name)).map(|found| (name, found));
+        let before = names.into_iter().map(examine).collect::<Result<_>>()?;
+        Ok(Place { before, ..self })
     }
 
     /// Permissions for new names: what all files of the checkpoint that is replaced allow.
@@ -258,7 +259,6 @@ impl Place {
             index: false,
             index_mode: None,
             drops_index: false,
-            stale: Vec::new(),
             read: None,
             before: Vec::new(),
             warnings: Vec::new(),
@@ -289,7 +289,7 @@ impl Place {
     fn replacing(self, store: &dyn Store, shards: usize, there: &[String]) -> Result<Place> {
         match choose_in_folder(there) {
             FolderChoice::Index(name) if name == INDEX => self.replacing_index(store, shards, there),
-            FolderChoice::Weights(names) if shards > 1 && names == [SINGLE] => Ok(Place { stale: names, ..self }),
+            FolderChoice::Weights(names) if shards > 1 && names == [SINGLE] => self.instead_of(store, names),
             FolderChoice::Weights(names) if shards == 1 && names != [SINGLE] => Ok(self.warning_of(&names)),
             FolderChoice::Index(other) => Ok(self.warning_of(&[other])),
             _ => Ok(self),
@@ -351,7 +351,7 @@ impl Place {
             let hint = Some("write to another folder".to_owned());
             return Err(Error::Exists { path, what, hint });
         }
-        Ok(Place { drops_index: shards == 1, stale: named, ..self })
+        Place { drops_index: shards == 1, ..self }.instead_of(store, named)
     }
 
     fn demand_room(&self, store: &dyn Store, needed: u64) -> Result<()> {
@@ -399,7 +399,10 @@ impl Place {
         let outputs: Vec<PathBuf> = self.names.iter().map(|name| self.folder.join(name)).collect();
         let _lock = match &self.read {
             Some(read) => Some(self.still(store, read)?),
-            None => self.same_file(store)?,
+            None => {
+                self.same_file(store)?;
+                None
+            }
         };
         if self.index {
             self.publish_indexed(store, &files, &outputs, layout, leftovers)?;
@@ -413,17 +416,15 @@ impl Place {
     }
 
     /// Demands that the file is the one that was there when the save began. Others may write to the folder meanwhile.
-    fn same_file(&self, store: &dyn Store) -> Result<Option<Box<dyn Send>>> {
+    fn same_file(&self, store: &dyn Store) -> Result<()> {
         for (name, before) in &self.before {
             let path = self.folder.join(name);
             if store.examine(&path)? != *before {
-                return Err(Error::Conflict {
-                    path,
-                    what: "somebody else has written it since this save began".to_owned(),
-                });
+                let what = "somebody else has written it since this save began".to_owned();
+                return Err(Error::Conflict { path, what });
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Keeps other saves out of the folder, and demands that what is there is what was there when this one began.
@@ -498,13 +499,10 @@ impl Place {
         let (mut gone, mut stay) = (Listed::new(), Listed::new());
         for (name, before) in stale {
             let path = self.folder.join(name);
-            let is_same = store.examine(&path).is_ok_and(|found| found == *before);
-            match if is_same {
-                store.remove(&path)
-            } else {
-                Err(Error::Conflict { path, what: "it is another file now".to_owned() })
-            } {
-                Ok(()) => gone.push(|| quoted(name)),
+            let is_same = store.examine(&path).map(|found| found == *before);
+            match is_same.and_then(|same| if same { store.remove(&path).map(|()| true) } else { Ok(false) }) {
+                Ok(true) => gone.push(|| quoted(name)),
+                Ok(false) => stay.push(|| format!("{} (it is another file now)", quoted(name))),
                 Err(error) => stay.push(|| format!("{} ({error})", quoted(name))),
             }
         }

@@ -45,6 +45,14 @@ fn put(store: &CrashStore, target: &Target, tensors: &Tensors) -> Result<Saved> 
     save_to(store, target, &inputs(tensors), &options())
 }
 
+/// A save of them under way, with nothing written yet.
+fn begin<'s>(store: &'s CrashStore, target: &Target, tensors: &Tensors, options: &SaveOptions) -> Saving<'s> {
+    let outlines = inputs(tensors).into_iter().map(|input| input.outline).collect();
+    let limit = shard_limit(target, options.max_shard_bytes);
+    let layout = Layout::new(target.path(), outlines, &Notes::default(), limit).unwrap();
+    Saving::begin(store, target, layout, options).unwrap()
+}
+
 /// A checkpoint before and after, and where.
 struct Change {
     what: &'static str,
@@ -178,11 +186,7 @@ fn of_two_saves_that_overlap_one_is_put_in_place_and_the_other_says_so() {
             let (first, second) = (version(2, first), version(3, second));
             let change = Change::new("overlapping", folder(), old.clone(), first.clone());
             let store = change.before.copied();
-            let begin = |tensors: &Tensors| {
-                let outlines = inputs(tensors).into_iter().map(|input| input.outline).collect();
-                let layout = Layout::new(change.target.path(), outlines, &Notes::default(), 20).unwrap();
-                Saving::begin(Box::leak(Box::new(store.clone())), &change.target, layout, &options()).unwrap()
-            };
+            let begin = |tensors: &Tensors| begin(&store, &change.target, tensors, &options());
             if old.is_none() {
                 store.make_folder(change.target.path()).unwrap();
             }
@@ -209,11 +213,8 @@ fn a_file_that_was_written_since_the_save_began_is_not_replaced() {
     for old in [None, Some(version(1, 3))] {
         let change = Change::new("a file", file(), old, version(2, 3));
         let store = change.before.copied();
-        let tensors = change.new.clone();
-        let outlines = inputs(&tensors).into_iter().map(|input| input.outline).collect();
-        let layout = Layout::new(change.target.path(), outlines, &Notes::default(), u64::MAX).unwrap();
-        let mut saving = Saving::begin(&store, &change.target, layout, &options()).unwrap();
-        tensors.values().for_each(|bytes| saving.write(bytes).unwrap());
+        let mut saving = begin(&store, &change.target, &change.new, &options());
+        change.new.values().for_each(|bytes| saving.write(bytes).unwrap());
         put(&store, &change.target, &version(3, 3)).unwrap();
         assert_eq!(saving.finish().unwrap_err().kind(), "conflict");
         assert_eq!(change.read(&store), Some(version(3, 3)));
@@ -330,28 +331,22 @@ fn a_place_that_is_missing_full_or_something_else_is_an_error_before_any_work() 
 fn a_save_that_is_cancelled_given_up_or_ended_from_outside_leaves_nothing() {
     let change = Change::new("given up", folder(), Some(version(1, 6)), version(2, 6));
     let tensors = change.new.clone();
-    let begin = |store: &CrashStore, options: &SaveOptions| {
-        let outlines = inputs(&tensors).into_iter().map(|input| input.outline).collect();
-        let layout = Layout::new(change.target.path(), outlines, &Notes::default(), 20).unwrap();
-        // The store outlives the save: both are leaked into the test.
-        Saving::begin(Box::leak(Box::new(store.clone())), &change.target, layout, options).unwrap()
-    };
     let store = change.before.copied();
-    let mut saving = begin(&store, &options());
+    let mut saving = begin(&store, &change.target, &tensors, &options());
     saving.write(&tensors["layer.0"]).unwrap();
     assert_eq!(temporaries(&store).len(), 1);
     drop(saving);
     assert_eq!(store.files(), change.before.files());
 
     let cancelled = options();
-    let mut saving = begin(&store, &cancelled);
+    let mut saving = begin(&store, &change.target, &tensors, &cancelled);
     cancelled.cancel.cancel();
     assert!(matches!(saving.write(&tensors["layer.0"]), Err(Error::Cancelled)));
     drop(saving);
     assert_eq!(store.files(), change.before.files());
 
     let ended = options();
-    let mut saving = begin(&store, &ended);
+    let mut saving = begin(&store, &change.target, &tensors, &ended);
     ended.leftovers.remove(&store);
     assert_eq!(store.files(), change.before.files());
     let written = tensors.values().try_for_each(|bytes| saving.write(bytes));
