@@ -150,12 +150,10 @@ impl Checkpoint {
     fn scales_of_integers(&self) -> HashSet<usize> {
         let is_integer =
             |tensor: &&TensorInfo| Float::of(&tensor.dtype).is_none() && last_of(&tensor.name).contains("weight");
-        let layer =
-            |tensor: &TensorInfo| tensor.name.get(..tensor.name.len() - last_of(&tensor.name).len()).map(str::to_owned);
+        let layer = |tensor: &'_ TensorInfo| tensor.name.strip_suffix(last_of(&tensor.name)).map(str::to_owned);
         let layers: BTreeSet<String> = self.tensors.iter().filter(is_integer).filter_map(layer).collect();
-        let of_layer =
-            |stem: &String| self.beginning(stem).filter(|(_, rest)| tells_scale(rest) && !rest.contains('.'));
-        layers.iter().flat_map(|stem| of_layer(stem).map(|(at, _)| at).collect::<Vec<_>>()).collect()
+        let beside = layers.iter().flat_map(|layer| self.beginning(layer));
+        beside.filter(|(_, rest)| tells_scale(rest) && !rest.contains('.')).map(|(at, _)| at).collect()
     }
 
     fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
