@@ -27,6 +27,9 @@ const FAST: f64 = 1e12;
 /// So slow that nothing else matters.
 const SLOW: f64 = 40e6;
 
+/// One round, as many as the time takes.
+const BRIEF: Effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_seconds: None, ..Effort::QUICK };
+
 /// A page cache that does as it is told.
 struct ToldCache(MemoryStorage);
 
@@ -106,9 +109,17 @@ fn bench_of(
     device: impl Device + 'static,
     transfer: TransferOptions,
 ) -> BenchReport {
+    bench_for((checkpoint, storage), device, transfer, Effort { rounds: 3, ..BRIEF })
+}
+
+fn bench_for(
+    (checkpoint, storage): (Checkpoint, MemoryStorage),
+    device: impl Device + 'static,
+    transfer: TransferOptions,
+    effort: Effort,
+) -> BenchReport {
     let device: Arc<dyn Device> = Arc::new(device);
     let open_device = move || Ok(Arc::clone(&device));
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 3, most_seconds: None, ..Effort::QUICK };
     let storage = Arc::new(storage);
     let cache = Arc::new(ToldCache(storage.as_ref().clone()));
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };
@@ -195,7 +206,7 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
     let memory = FileSystem { name: "tmpfs".to_owned(), network: false, memory: true };
     let bytes = usize::try_from(4096 + BYTES).unwrap();
     storage.insert(Arc::new(MemoryFile::new(path, vec![0; bytes]).with_file_system(memory)));
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::QUICK };
+    let effort = BRIEF;
     let cache = Arc::new(ToldCache(storage.clone()));
     let storage = Arc::new(storage);
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
@@ -209,25 +220,17 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
 
 #[test]
 fn of_a_checkpoint_that_is_too_large_a_part_is_loaded() {
-    let (checkpoint, storage) = checkpoint(None, BYTES);
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_bytes: 3 * TENSOR, ..Effort::QUICK };
-    let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
-    let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
-    let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
-    let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+    let effort = Effort { most_bytes: 3 * TENSOR, ..BRIEF };
+    let report = bench_for(checkpoint(None, BYTES), CpuDevice::new(), TransferOptions::default(), effort);
     assert_eq!((report.subject.loaded_bytes, report.subject.loaded_tensors), (3 * TENSOR, 3));
     assert!(report.subject.part.is_some() && report.subject.bytes == BYTES);
 }
 
 #[test]
 fn a_tensor_that_is_too_large_is_cut() {
-    let (checkpoint, storage) = checkpoint(None, BYTES);
     let most_bytes = TENSOR / 2 - 1;
-    let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_bytes, ..Effort::QUICK };
-    let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
-    let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
-    let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
-    let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+    let effort = Effort { most_bytes, ..BRIEF };
+    let report = bench_for(checkpoint(None, BYTES), CpuDevice::new(), TransferOptions::default(), effort);
     let loaded = report.subject.loaded_bytes;
     assert!(report.subject.loaded_tensors == 1 && loaded <= most_bytes && loaded > most_bytes - 32, "{loaded}");
 }
@@ -235,13 +238,9 @@ fn a_tensor_that_is_too_large_is_cut() {
 #[test]
 fn from_a_slow_disk_as_much_is_loaded_as_the_time_allows() {
     watched(|| {
-        let (checkpoint, storage) = checkpoint(Some(Pace::new(SLOW)), 4 * BYTES);
-        let most_seconds = Some(1.0);
-        let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, most_seconds, ..Effort::QUICK };
-        let (cache, storage) = (Arc::new(ToldCache(storage.clone())), Arc::new(storage));
-        let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
-        let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
-        let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+        let slow = checkpoint(Some(Pace::new(SLOW)), 4 * BYTES);
+        let effort = Effort { most_seconds: Some(1.0), ..BRIEF };
+        let report = bench_for(slow, CpuDevice::new(), TransferOptions::default(), effort);
         // No disk is faster than its pace: the bytes pass it more than ten times in a second, which is said.
         let loaded = report.subject.loaded_bytes;
         assert!(loaded > 0 && (loaded as f64) < SLOW / 10.0, "{loaded}");
