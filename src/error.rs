@@ -334,3 +334,16 @@ impl fmt::Debug for Error {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_not_advised_against_itself() {
+        let said =
+            |to: &str| Error::Overflow { to: to.into(), reach: "3.4e38", tensors: vec![("a".into(), 1)] }.to_string();
+        assert!(said("F16").contains("take a type of more range (BF16, F32), or allow it"), "{}", said("F16"));
+        assert!(said("BF16").ends_with(": allow it (--allow-overflow)"), "{}", said("BF16"));
+    }
+}

@@ -21,6 +21,10 @@ fn a_name_that_readers_of_a_folder_know_is_refused_beside_the_weights_and_not_el
         "other.pt",
         ".metadata",
         "config.json",
+        "vocab.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "modeling_own.py",
     ];
     for name in names {
         // Through the file, its folder, and a folder that links to it; beside the link and beside what it links to.

@@ -387,6 +387,25 @@ mod tests {
     }
 
     #[test]
+    fn what_the_last_comparison_does_not_confirm_was_not_kept() {
+        // Better in all loads but those of the last comparison: their number is that of the whole search, less theirs.
+        let (calls, until) = (std::cell::Cell::new(0), std::cell::Cell::new(u32::MAX));
+        let found = || {
+            calls.set(0);
+            search(60.0, 1.0, |profile, _| {
+                calls.set(calls.get() + 1);
+                if profile.engine == Some(Engine::Threads) && calls.get() <= until.get() { 0.8 } else { 1.0 }
+            })
+        };
+        assert_eq!(found().profile.engine, Some(Engine::Threads));
+        until.set(calls.get() - 2 * 2 * LAST_PAIRS);
+        let tuning = found();
+        assert_eq!(tuning.profile, Profile::new("cpu", "ext4"));
+        assert!(tuning.trials.iter().any(|trial| trial.confirmed.is_some_and(|ratio| ratio < BETTER)), "{tuning:#?}");
+        assert!(tuning.trials.iter().all(|trial| !trial.kept), "{tuning:#?}");
+    }
+
+    #[test]
     fn what_the_first_look_mistakes_is_not_kept() {
         // Each second load is slower, whatever is loaded.
         let calls = std::cell::Cell::new(0u32);
