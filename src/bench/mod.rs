@@ -77,7 +77,7 @@ pub struct Effort {
     pub rounds: usize,
     /// Bytes to load, at most; of a larger checkpoint a part is loaded.
     pub most_bytes: u64,
-    /// Seconds that all of it may take, about: from a slow storage a part is loaded.
+    /// Seconds that all of it may take, about: where storage or memory is slow a part is loaded, and rounds end early.
     pub most_seconds: Option<f64>,
 }
 

@@ -630,7 +630,7 @@ pub(crate) struct BenchArgs {
     pub(crate) quick: bool,
     /// Loads of each cache state, beside the one that warms up.
     ///
-    /// Without it vramp chooses; more rounds make the median steadier.
+    /// Without it vramp chooses; more rounds make the median steadier. With --quick they end when the time is up.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=999))]
     pub(crate) rounds: Option<u16>,
     /// Then search for options that load this checkpoint faster, for about SECONDS (60 if none are given).
