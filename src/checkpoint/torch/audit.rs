@@ -1,9 +1,10 @@
 //! What a file would do to a program that trusts it: every global that its pickles name, every oddity of its container, found
 //! without executing anything.
 //!
-//! It looks at content, never at extensions, and at what other readers could take the file for: members under a second name, bytes
-//! before, between and after members, archives in comments. Everything found stays in one list; [`Verdict`] is the worst of it.
-//! It never says that a file is harmless, only that it holds nothing but what is on the allow-list.
+//! It looks at content, and at what other readers could take the file for: members under a second name, bytes before, between and
+//! after members, archives in comments. One extension counts: a `.distcp` file is not read as a whole by anybody. Everything found
+//! stays in one list; [`Verdict`] is the worst of it. It never says that a file is harmless, only that it holds nothing but what is
+//! on the allow-list.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 use super::archive::Archive;
 use super::assemble::Assembly;
-use super::bytes::{Ahead, Bytes, Memory, Window, read_vec};
+use super::bytes::{Ahead, Bytes, Memory, Section, Window, read_vec};
 use super::hunt::Place;
 use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
@@ -133,26 +134,6 @@ pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
 #[allow(clippy::ptr_arg)] // as serde wants it
 fn lossy<S: serde::Serializer>(path: &PathBuf, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
-}
-
-/// A part of other bytes.
-pub(super) struct Part<'a, B: Bytes + ?Sized> {
-    pub(super) whole: &'a B,
-    pub(super) start: u64,
-    pub(super) len: u64,
-}
-
-impl<B: Bytes + ?Sized> Bytes for Part<'_, B> {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
-        match offset.checked_add(target.len() as u64) {
-            Some(end) if end <= self.len => self.whole.read(self.start.saturating_add(offset), target),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    }
 }
 
 impl Verdict {
@@ -360,7 +341,7 @@ impl Audit {
         for (from, to) in &archive.directory.strays {
             let len = bytes.len().min(*to).saturating_sub(*from);
             if len > 0 {
-                self.stray(&Part { whole: bytes, start: *from, len }, nested)?;
+                self.stray(&Section { whole: bytes, start: *from, len }, nested)?;
             }
         }
         Ok(())
@@ -373,7 +354,7 @@ impl Audit {
         let what = format!("{} archives one after the other, as a distributed checkpoint holds them", archives.len());
         self.add(Finding::notice("archives", what));
         for (start, end) in archives {
-            self.zip(&Part { whole: bytes, start, len: end - start }, MOST_NESTED)?;
+            self.zip(&Section { whole: bytes, start, len: end - start }, MOST_NESTED)?;
         }
         Ok(self.path.extension().is_some_and(|extension| extension == "distcp"))
     }
@@ -490,7 +471,7 @@ impl Audit {
     }
 
     /// Bytes that belong to no member: whatever could be read there is looked at.
-    fn stray(&mut self, part: &Part<'_, dyn Bytes + '_>, nested: usize) -> io::Result<()> {
+    fn stray(&mut self, part: &Section<'_, dyn Bytes + '_>, nested: usize) -> io::Result<()> {
         let beginning = read_vec(part, 0, part.len().min(4))?;
         if beginning.starts_with(b"PK") && nested > 0 {
             return self.zip(part, nested - 1);

@@ -41,6 +41,26 @@ impl Bytes for Memory<'_> {
     }
 }
 
+/// A part of other bytes.
+pub(super) struct Section<'a, B: Bytes + ?Sized> {
+    pub(super) whole: &'a B,
+    pub(super) start: u64,
+    pub(super) len: u64,
+}
+
+impl<B: Bytes + ?Sized> Bytes for Section<'_, B> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        match offset.checked_add(target.len() as u64) {
+            Some(end) if end <= self.len => self.whole.read(self.start.saturating_add(offset), target),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
 /// A part of an open file.
 #[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {

@@ -4,8 +4,8 @@
 
 use std::io;
 
-use super::audit::{Audit, Part};
-use super::bytes::{Bytes, read_vec};
+use super::audit::Audit;
+use super::bytes::{Bytes, Section, read_vec};
 use super::legacy;
 use super::pickled::Pickled;
 use super::{hides_archive, tar};
@@ -146,13 +146,13 @@ impl Audit {
             self.add(Finding::suspicious("tar-member", what));
         }
         for member in listing.members {
-            let part = Part { whole: bytes, start: member.start, len: member.len };
+            let part = Section { whole: bytes, start: member.start, len: member.len };
             match hides_archive(&part)? {
                 true => self.zip(&part, 1)?,
                 false => self.region(Place { several: true, ..Place::of(&part, Some(&member.name)) })?,
             }
         }
-        let rest = Part { whole: bytes, start: listing.end, len: bytes.len() - listing.end };
+        let rest = Section { whole: bytes, start: listing.end, len: bytes.len() - listing.end };
         if !is_zero(&rest)? {
             self.add(Finding::suspicious("tar-member", "bytes that belong to no member follow the last one"));
         }
