@@ -2,7 +2,7 @@
 //!
 //! Help is compared with `tests/golden`; run with `VRAMP_BLESS=1` to write what it is now.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -705,6 +705,31 @@ fn what_cannot_be_cancelled_ends_as_well() {
         assert!(took < Duration::from_secs(5), "{took:?}");
         assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
         assert_eq!(said.error()["kind"], "cancelled");
+    }
+}
+
+/// The command and a second signal come to their ends together, held up by a full pipe; each once had its own last word. A
+/// tenth of those ends coincide, so this finds two last words most times, and never sees them where there are none.
+#[test]
+fn an_interrupted_program_says_why_it_ends_once() {
+    let folder = folder();
+    let path = endless(folder.path());
+    for _ in 0..25 {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(&[b'.'; 1 << 16]).unwrap();
+        let mut vramp = command(&["load", &path, "--device", "null", "--route", "direct", "--json"]);
+        let mut child = vramp.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+        drop(vramp); // and with it our end of the pipe for writing
+        until_it_handles_signals(&child);
+        signal(&child, "-INT");
+        let sent = Instant::now();
+        until(|| sent.elapsed() > Duration::from_millis(60));
+        signal(&child, "-INT");
+        until(|| sent.elapsed() > Duration::from_millis(90));
+        let mut said = String::new();
+        reader.read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        assert!(said.matches("error").count() <= 1, "{}", said.trim_start_matches('.'));
     }
 }
 

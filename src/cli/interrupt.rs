@@ -3,8 +3,12 @@
 //! The first signal asks politely; a watchdog ends the process when that does not help (a read from a dead server never
 //! returns). A second signal ends it at once. A temporary folder that is registered here, and what a save has not finished,
 //! is removed on every one of these ways. The signals arrive on an ordinary thread, so ordinary code may run.
+//!
+//! The command, the watchdog and a second signal may all come to an end at the same moment. One of them ends the process:
+//! it never says twice why, and its exit status never belies its words.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -26,6 +30,19 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 const TIDYING: Duration = Duration::from_secs(2);
 
 const INTERRUPTED: i32 = 130;
+
+/// Whether somebody ends the process already.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Of several interrupts the one that ends the process holds this, and never lets go.
+static INTERRUPTION: Mutex<()> = Mutex::new(());
+
+/// For a command that is done: returns if nobody else ends the process, else never. An interrupt takes a few seconds at most.
+pub(crate) fn nobody_else_ends_the_process() {
+    while ENDING.swap(true, Ordering::AcqRel) {
+        thread::park();
+    }
+}
 
 /// What an interrupt does.
 #[derive(Debug, Clone)]
@@ -81,14 +98,24 @@ impl Interrupt {
     }
 
     fn end(&self, output: Output) -> ! {
-        if let Some(folder) = self.folder.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // Once more, in case a file was made in it meanwhile.
-            let _ = std::fs::remove_dir_all(&folder).or_else(|_| std::fs::remove_dir_all(&folder));
-        }
+        let _never_released = INTERRUPTION.lock();
+        let nobody_said_why = !ENDING.swap(true, Ordering::AcqRel);
+        let folder = self.folder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let leftovers = self.leftovers.clone();
-        within(TIDYING, move || leftovers.remove(&FileStore));
-        // Stderr may be a full pipe that nobody reads.
-        within(LAST_WORDS, move || output.failure(&Error::Cancelled.into(), None));
+        within(TIDYING, move || {
+            if let Some(folder) = folder {
+                // Once more, in case a file was made in it meanwhile.
+                let _ = std::fs::remove_dir_all(&folder).or_else(|_| std::fs::remove_dir_all(&folder));
+            }
+            leftovers.remove(&FileStore);
+        });
+        if nobody_said_why {
+            // Stderr may be a full pipe that nobody reads.
+            within(LAST_WORDS, move || output.failure(&Error::Cancelled.into(), None));
+        } else {
+            // The command has come to its end by itself; that pipe may be where it hangs.
+            thread::sleep(LAST_WORDS);
+        }
         std::process::exit(INTERRUPTED)
     }
 }

@@ -54,7 +54,9 @@ pub(crate) fn main() -> u8 {
         Err(error) => return not_understood(&error),
     };
     let output = Output { json: arguments.command.wants_json() };
-    match panic::catch_unwind(AssertUnwindSafe(|| run(&arguments.command, output))) {
+    let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(&arguments.command, output)));
+    interrupt::nobody_else_ends_the_process();
+    match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(failure)) => {
             match (&failure, PANIC.get()) {
