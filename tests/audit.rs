@@ -244,6 +244,53 @@ fn a_pickle_without_a_mark_where_a_storage_should_be_is_found() {
     assert!(rules(&audit).contains(&"extra-pickle") && audit.verdict == Verdict::Dangerous);
 }
 
+/// Every file of `torch.jit.save` has these, and each was taken for a pickle where a storage should be.
+#[test]
+fn what_torchscript_says_of_its_source_is_no_surprise_there_and_one_elsewhere() {
+    let traces = Pickle::new().global("torch.jit._pickle", "build_intlist").raw(b"](K\x01e\x85R.").bytes();
+    let mut parts = members(&Pickle::new().raw(b"}").stop(), &[]);
+    parts.push(Member::stored("archive/code/__torch__.py", b"class M(Module):\n"));
+    parts.push(Member::stored("archive/code/__torch__.py.debug_pkl", &traces));
+    let script = audit_bytes(&zip(&parts)).unwrap();
+    assert_eq!((script.format, script.verdict), ("torchscript", Verdict::Notice), "{:?}", script.findings);
+    parts.push(Member::stored("archive/data/0.debug_pkl", &traces));
+    assert!(rules(&audit_bytes(&zip(&parts)).unwrap()).contains(&"extra-pickle"));
+    let mut plain = members(&Pickle::new().raw(b"}").stop(), &[]);
+    plain.push(Member::stored("archive/x.debug_pkl", &traces));
+    assert!(audit_bytes(&zip(&plain)).unwrap().verdict >= Verdict::Suspicious);
+}
+
+/// `torch.export.save` puts the inputs of an example beside the weights, as a file of `torch.save`.
+#[test]
+fn archives_within_archives_are_looked_into() {
+    let exported = |inner: Member| {
+        zip(&[
+            Member::stored("export/data/weights/weight_0", &[0; 8]),
+            Member::stored("export/models/model.json", b"{}"),
+            inner,
+            Member::stored("export/archive_format", b"pt2"),
+            Member::stored("export/archive_version", b"0"),
+        ])
+    };
+    let name = "export/data/sample_inputs/model.pt";
+    let honest = exported(Member::stored(name, &archive(&Pickle::new().raw(b"}").stop(), &[])));
+    let plain = audit_bytes(&honest).unwrap();
+    assert_eq!((plain.format, plain.verdict), ("torch-export", Verdict::Notice), "{:?}", plain.findings);
+    let evil = archive(EVIL, &[]);
+    let twice = zip(&[Member::stored("a/b.zip", &evil), Member::stored("c", b"text")]);
+    for inner in [Member::stored(name, &evil), Member::deflated(name, &evil), Member::stored(name, &twice)] {
+        let audit = audit_bytes(&exported(inner)).unwrap();
+        assert_eq!((audit.format, audit.verdict), ("torch-export", Verdict::Dangerous), "{:?}", audit.findings);
+        let member = audit.findings[0].member.as_deref().unwrap();
+        assert!(member.starts_with("export/data/sample_inputs/model.pt!"), "{member}");
+        assert!(member.ends_with("archive/data.pkl"), "{member}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.pt2"), honest).unwrap();
+    let refused = vramp::checkpoint::Checkpoint::open(folder.path().join("model.pt2")).unwrap_err();
+    assert!(refused.to_string().contains("torch.export"), "{refused}");
+}
+
 #[test]
 fn no_number_of_harmless_calls_hides_another() {
     let names = (0..1500).fold(Pickle::new(), |pickle, at| pickle.global("aaa", &format!("n{at}")).raw(b"0"));
@@ -273,6 +320,10 @@ fn what_calls_another_by_name_is_judged_by_that() {
 fn what_an_unpickler_would_call_on_an_object_is_suspicious() {
     let namespace = b"\x80\x02cargparse\nNamespace\n)\x81}";
     let state = |key: &str, value: &[u8]| [&b"U"[..], &[key.len() as u8], key.as_bytes(), value, b"sb"].concat();
+    // An `OrderedDict([[key, value]])` in place of the dictionary.
+    let pairs = |key: &str, value: &[u8]| {
+        [b"0ccollections\nOrderedDict\n](](U", &[key.len() as u8][..], key.as_bytes(), value, b"ee\x85Rb"].concat()
+    };
     for (rest, verdict) in [
         (state("append", b"\x88"), Verdict::Clean),
         (state("dtype", b"ctorch\nfloat32\n"), Verdict::Clean),
@@ -281,6 +332,9 @@ fn what_an_unpickler_would_call_on_an_object_is_suspicious() {
         ([state("x", b"\x88"), b"K\x01a".to_vec()].concat(), Verdict::Suspicious),
         ([state("x", b"\x88"), b"(K\x01K\x02u".to_vec()].concat(), Verdict::Suspicious),
         (state("x", b"ctorch.jit._pickle\nbuild_intlist\n"), Verdict::Suspicious),
+        (pairs("append", b"\x88"), Verdict::Clean),
+        (pairs("append", b"ctorch\ndevice\n"), Verdict::Suspicious),
+        (pairs("__setstate__", b"\x88"), Verdict::Suspicious),
     ] {
         let audit = audit_bytes(&[namespace, &rest[..], b"."].concat()).unwrap();
         assert_eq!(audit.verdict, verdict, "{}: {:?}", rest.escape_ascii(), audit.findings);

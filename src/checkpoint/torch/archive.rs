@@ -19,6 +19,8 @@ const CHECKED_BYTES: u64 = 16 << 20;
 /// The longest `version` and `byteorder`, in bytes.
 const SMALL_BYTES: u64 = 64;
 
+const NO_PICKLE: &str = "no data.pkl in its top folder: not an archive of torch.save";
+
 /// An archive and what its members are.
 pub(crate) struct Archive<'a> {
     pub(crate) bytes: &'a dyn Bytes,
@@ -30,6 +32,8 @@ pub(crate) struct Archive<'a> {
     pub(crate) big_endian: bool,
     /// Whether it is TorchScript: weights with code.
     pub(crate) script: bool,
+    /// Whether `torch.export` wrote it: a program as JSON, and weights beside it.
+    pub(crate) exported: bool,
 }
 
 impl<'a> Archive<'a> {
@@ -45,8 +49,10 @@ impl<'a> Archive<'a> {
         }
         let first = directory.entries.first().map_or("", |entry| entry.name.as_str());
         let root = first.split_once('/').map_or(String::new(), |(root, _)| root.to_owned());
-        let mut archive = Archive { bytes, start, directory, by_name, root, big_endian: false, script: false };
+        let mut archive =
+            Archive { bytes, start, directory, by_name, root, big_endian: false, script: false, exported: false };
         archive.script = archive.member("constants.pkl").is_some() || archive.has_code();
+        archive.exported = archive.member("data.pkl").is_none() && archive.is_exported()?;
         archive.check_root();
         archive.check_small_members()?;
         archive.check_crcs()?;
@@ -64,6 +70,10 @@ impl<'a> Archive<'a> {
         self.directory.entries.iter().any(|entry| entry.name.starts_with(&code))
     }
 
+    fn is_exported(&self) -> io::Result<bool> {
+        Ok(self.small("archive_format", &mut Vec::new())?.is_some_and(|text| text == b"pt2"))
+    }
+
     fn check_root(&mut self) {
         let folder = format!("{}/", self.root);
         let strays = self.directory.entries.iter().filter(|entry| !entry.name.starts_with(&folder));
@@ -76,9 +86,8 @@ impl<'a> Archive<'a> {
         }
         // Without a directory something worse has been found.
         let readable = findings.iter().all(|finding| finding.rule != "no-eocd");
-        if readable && self.member("data.pkl").is_none() {
-            let what = "no data.pkl in its top folder: not an archive of torch.save";
-            self.directory.findings.push(Finding::malformed("pickle-missing", what));
+        if readable && self.member("data.pkl").is_none() && !self.exported {
+            self.directory.findings.push(Finding::malformed("pickle-missing", NO_PICKLE));
         }
     }
 
@@ -179,7 +188,7 @@ impl<'a> Archive<'a> {
             Some(entry) => {
                 Ok(members::read(self.bytes, entry, MAX_PICKLE_BYTES)?.map(|bytes| (bytes, entry.name.clone())))
             }
-            None => Ok(Err(Finding::malformed("pickle-missing", "no data.pkl"))),
+            None => Ok(Err(Finding::malformed("pickle-missing", NO_PICKLE))),
         }
     }
 

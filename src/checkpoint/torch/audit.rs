@@ -21,9 +21,9 @@ use super::legacy::{self, Stack};
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
 use super::pickled::{MOST_NAMES, Pickled};
-use super::zip::{Entry, Placed};
+use super::zip::{Entry, Method, Placed};
 use super::{BEGINNING, Kind, concat, hides_archive, is_safetensors, members, recognise, tar};
-use crate::checkpoint::finding::{Finding, Severity};
+use crate::checkpoint::finding::{self, Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::{Danger, Id, MAX_PICKLE_BYTES};
@@ -71,7 +71,8 @@ pub struct Audit {
     /// The file; what of its path is no UTF-8 is replaced.
     #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
-    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `zip` (another archive), `pickle`, `tar`, `safetensors` or `unknown`.
+    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `torch-export`, `zip` (another archive), `pickle`, `tar`, `safetensors` or
+    /// `unknown`.
     pub format: &'static str,
     /// The worst finding.
     pub verdict: Verdict,
@@ -331,12 +332,17 @@ impl Audit {
         if !archive.script && !archive.directory.entries.is_empty() && archive.member("data.pkl").is_none() {
             self.format = "zip";
         }
+        if archive.exported {
+            self.format = "torch-export";
+            let what = "an archive of torch.export: a program, which torch.export.load builds, and its weights";
+            self.add(Finding::notice("torch-export", what));
+        }
         self.checksums(&archive)?;
-        let referenced = self.main_pickle(&archive, bytes.len())?;
+        let referenced = if archive.exported { HashSet::new() } else { self.main_pickle(&archive, bytes.len())? };
         let main = archive.member("data.pkl").map(|entry| entry.header);
         let mut seen = HashSet::new();
         for entry in archive.directory.entries.iter().filter(|entry| Some(entry.header) != main) {
-            self.other_member(bytes, entry, &referenced, &mut seen)?;
+            self.other_member(bytes, entry, &referenced, &mut seen, nested)?;
         }
         for (from, to) in &archive.directory.strays {
             let len = bytes.len().min(*to).saturating_sub(*from);
@@ -429,6 +435,7 @@ impl Audit {
         entry: &Entry,
         referenced: &HashSet<String>,
         seen: &mut HashSet<(Placed, bool)>,
+        nested: usize,
     ) -> io::Result<()> {
         let name = entry.name.split('\0').next().unwrap_or_default().to_ascii_lowercase();
         let inner = entry.name.split_once('/').map_or("", |(_, inner)| inner);
@@ -440,9 +447,14 @@ impl Audit {
             self.bytes_in_no_tensor = self.bytes_in_no_tensor.saturating_add(entry.len);
             self.add(Finding::notice("unreferenced-record", "a storage that no tensor has").within(&entry.name));
         }
-        let named = name.ends_with(".pkl");
+        // TorchScript says there where in the source each piece of code came from.
+        let traces = self.format == "torchscript" && inner.starts_with("code/") && name.ends_with(".debug_pkl");
+        let named = name.ends_with(".pkl") || traces;
         if !seen.insert((entry.placed(), named)) || !self.spend(entry.len.min(FIRST_READ)) {
             return Ok(());
+        }
+        if nested > 0 && beginning_of(bytes, entry, 4)?.is_some_and(|beginning| beginning == b"PK\x03\x04") {
+            return self.inner_archive(bytes, entry, nested - 1);
         }
         if (!named && !may_be_pickle(bytes, entry)?) || !self.spend(entry.len) {
             return Ok(());
@@ -455,6 +467,32 @@ impl Audit {
         }
         if named || pickled.is_pickle() {
             self.pickles(Place::of(&content, Some(&entry.name)), 0)?;
+        }
+        Ok(())
+    }
+
+    /// A member that is an archive itself, in which nobody expects a model. The file stays what the outer one makes of it.
+    fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
+        let outer = (self.format, self.crc, std::mem::take(&mut self.findings));
+        match entry.data.filter(|_| entry.method == Some(Method::Stored)) {
+            Some(start) => self.zip(&Section { whole: bytes, start, len: entry.packed }, nested)?,
+            None if entry.len > MAX_PICKLE_BYTES => {
+                let what = format!("a packed archive of {} bytes: not looked into", entry.len);
+                self.add(Finding::suspicious("resource-limit", what));
+            }
+            None if self.spend(entry.len) => {
+                let content = self.bytes_of(bytes, entry)?;
+                self.zip(&Memory(&content), nested)?;
+            }
+            None => {}
+        }
+        let inner = std::mem::take(&mut self.findings);
+        (self.format, self.crc, self.findings) = outer;
+        let expected = |finding: &Finding| !matches!(finding.rule, "pickle-missing" | "ambiguous-root");
+        for finding in inner.into_iter().filter(expected) {
+            let member = finding.member.as_ref().map_or(String::new(), |member| format!("!{member}"));
+            let member = Some(format!("{}{member}", finding::name(&entry.name)));
+            self.findings.push(Finding { member, ..finding });
         }
         Ok(())
     }
@@ -519,13 +557,16 @@ impl Audit {
     }
 }
 
+/// The first bytes of a member, at most so many; `None` where they cannot be had.
+fn beginning_of(bytes: &dyn Bytes, entry: &Entry, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let Some(stream) = members::stream(bytes, entry) else { return Ok(None) };
+    let mut beginning = Vec::new();
+    Ok(stream.take(most).read_to_end(&mut beginning).is_ok().then_some(beginning))
+}
+
 /// Whether a member may be a pickle: it has the mark of one, its beginning runs as one, or that is cut off.
 fn may_be_pickle(bytes: &dyn Bytes, entry: &Entry) -> io::Result<bool> {
-    let Some(stream) = members::stream(bytes, entry) else { return Ok(false) };
-    let mut head = Vec::new();
-    if stream.take(FIRST_READ).read_to_end(&mut head).is_err() {
-        return Ok(false);
-    }
+    let Some(head) = beginning_of(bytes, entry, FIRST_READ)? else { return Ok(false) };
     let first = Pickled::run_part(head, entry.len, 0, None);
     let is_cut = first.ran.wants > first.read as u64 && first.ran.wants <= entry.len;
     Ok(first.is_pickle() || first.ran.protocol > 0 || is_cut)

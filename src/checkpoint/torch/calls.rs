@@ -61,12 +61,30 @@ impl<'a> Judge<'a> {
             }
             _ => None,
         };
-        let replaces = |arena: &Arena, state| match arena.as_tuple(state) {
-            Some([members, slots]) => has_method(arena, *members) || has_method(arena, *slots),
-            _ => has_method(arena, state),
-        };
-        let mut states = call.state.into_iter().chain(given);
-        states.any(|state| self.states.insert(state) && replaces(self.arena, state)).then_some(METHOD)
+        let states = call.state.into_iter().chain(given);
+        self.replaces_method(states.collect()).then_some(METHOD)
+    }
+
+    /// Looks through dictionaries, tuples (members, slots) and what calls make dictionaries of: others, lists of pairs.
+    fn replaces_method(&mut self, mut open: Vec<Id>) -> bool {
+        let arena = self.arena;
+        while let Some(id) = open.pop() {
+            if !self.states.insert(id) {
+                continue;
+            }
+            let pairs = arena.as_dict(id).unwrap_or_default().iter().copied();
+            let items = arena.as_sequence(id).unwrap_or_default().iter();
+            let listed = items.filter_map(|item| match arena.as_sequence(*item) {
+                Some([key, value]) => Some((*key, *value)),
+                _ => None,
+            });
+            if pairs.chain(listed).any(|(key, value)| is_method(arena, key, value)) {
+                return true;
+            }
+            open.extend(arena.as_tuple(id).unwrap_or_default());
+            open.extend(arena.as_call(id).map(|call| call.arguments));
+        }
+        false
     }
 }
 
@@ -85,11 +103,9 @@ fn filled(name: Option<(&str, &str)>, call: &Call) -> Option<(&'static str, &'st
     }
 }
 
-fn has_method(arena: &Arena, state: Id) -> bool {
-    arena.as_dict(state).unwrap_or_default().iter().any(|(key, value)| {
-        let callable = matches!(arena.get(*value), Value::Global(_) | Value::Call(_) | Value::Unknown);
-        arena.as_text(*key).is_some_and(|key| key.starts_with("__") || (callable && METHODS.contains(&key)))
-    })
+fn is_method(arena: &Arena, key: Id, value: Id) -> bool {
+    let callable = matches!(arena.get(value), Value::Global(_) | Value::Call(_) | Value::Unknown);
+    arena.as_text(key).is_some_and(|key| key.starts_with("__") || (callable && METHODS.contains(&key)))
 }
 
 fn denied(arena: &Arena, call: &Call) -> Option<&'static str> {
