@@ -552,6 +552,34 @@ fn metadata(file: &str, places: [(i64, i64); 2]) -> Vec<u8> {
     pickle.raw(b"uub.").bytes()
 }
 
+/// An item may lie anywhere in its file, also within another one, and is unpickled from there.
+#[test]
+fn the_audit_looks_at_every_item_of_a_distributed_checkpoint_wherever_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    let evil = archive(&Pickle::new().global("os", "getenv").text("HOME").raw(b"\x85R.").bytes(), &[]);
+    let outer = archive(&Pickle::new().tensor(&one()).stop(), &[("0", &evil)]);
+    let at = outer.windows(evil.len()).position(|part| part == evil).unwrap() as i64;
+    put("__0_0.distcp", &[&outer[..], &outer].concat());
+    let audited = |places| {
+        put(".metadata", &metadata("__0_0.distcp", places));
+        audit(dir.path().join("__0_0.distcp")).unwrap()
+    };
+    let (whole, inner) = (outer.len() as i64, evil.len() as i64);
+    let both = audited([(0, whole), (whole, whole)]);
+    assert!(both.globals.iter().all(|global| global.module != "os"), "{:?}", both.findings);
+    let hidden = audited([(0, whole), (whole + at, inner)]);
+    assert_eq!((hidden.format, hidden.verdict), ("torch-zip", Verdict::Dangerous), "{:?}", hidden.findings);
+    let member = hidden.findings[0].member.as_deref();
+    assert_eq!(member, Some(&*format!("byte {}!archive/data.pkl", whole + at)));
+    let cut = audited([(0, whole), (whole, whole + 1)]);
+    assert!(cut.findings.iter().any(|finding| finding.rule == "dcp-metadata"), "{:?}", cut.findings);
+    let described = || audit(dir.path().join(".metadata")).unwrap();
+    assert_eq!(described().verdict, Verdict::Clean, "{:?}", described().findings);
+    put(".metadata", &metadata("../elsewhere", [(0, 1), (1, 1)]));
+    assert!(described().findings[0].what.contains("../elsewhere"), "{:?}", described().findings);
+}
+
 #[test]
 fn a_distributed_checkpoint_is_put_together_from_boxes_and_no_path_leaves_it() {
     let dir = tempfile::tempdir().unwrap();

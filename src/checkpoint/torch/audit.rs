@@ -7,7 +7,7 @@
 //! on the allow-list.
 
 use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
 use super::pickled::{MOST_NAMES, Pickled};
 use super::zip::{Entry, Method, Placed};
-use super::{BEGINNING, Kind, concat, hides_archive, is_safetensors, members, recognise, tar};
+use super::{BEGINNING, Kind, concat, dcp, hides_archive, is_safetensors, members, recognise, tar};
 use crate::checkpoint::finding::{self, Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::made::Storage;
@@ -100,14 +100,43 @@ pub struct Audit {
     /// Bytes of members that may still be run: members that share bytes make much of a small file.
     #[serde(skip)]
     spare: u64,
+    /// Start and end of the archives that were looked at, where there are several.
+    #[serde(skip)]
+    archives: HashSet<(u64, u64)>,
 }
 
-/// Audits one file.
+/// Which parts of which files of a folder are read for themselves, as its `.metadata` says: a distributed checkpoint is unpickled item
+/// by item, wherever in a file an item lies.
+#[derive(Debug, Clone, Default)]
+pub struct Items(BTreeMap<String, BTreeSet<(u64, u64)>>);
+
+impl Items {
+    /// Those of a folder. None where it has no `.metadata`, or one that is refused: an audit of that file says why.
+    pub fn of(folder: &Path) -> Items {
+        Items(dcp::places(folder).unwrap_or_default())
+    }
+
+    /// Offset and length in bytes of those in one file.
+    fn in_file(&self, path: &Path) -> impl Iterator<Item = (u64, u64)> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.and_then(|name| self.0.get(name)).into_iter().flatten().copied()
+    }
+}
+
+/// Audits one file, and what the `.metadata` beside it says to be an item in it.
 ///
 /// # Errors
 /// When the file is not there or cannot be read. Whatever is wrong with its content is a finding.
 pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
     let path = path.as_ref();
+    audit_with(path, &path.parent().map(Items::of).unwrap_or_default())
+}
+
+/// Audits one file of a folder whose items are known.
+///
+/// # Errors
+/// Those of [`audit`].
+pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
     let (file, metadata) = shard::open_regular(path)?;
     let window = Window { file: &file, start: 0, len: metadata.len() };
     let mut audit = Audit::new(path);
@@ -118,6 +147,10 @@ pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
         audit.add(Finding::malformed("safetensors", error.to_string()));
         // A header that is right leaves no room for anything else.
         audit.search(Place::of(&window, None), 0).map_err(|error| Error::io("read", path, error))?;
+    }
+    audit.items(&window, items.in_file(path)).map_err(|error| Error::io("read", path, error))?;
+    if audit.format == "pickle" && path.file_name().is_some_and(|name| name == dcp::METADATA) {
+        audit.description(path.parent().unwrap_or(Path::new("")));
     }
     Ok(audit.judged())
 }
@@ -165,6 +198,7 @@ impl Audit {
             known: HashMap::new(),
             kept: BTreeMap::new(),
             spare: 0,
+            archives: HashSet::new(),
         }
     }
 
@@ -360,6 +394,7 @@ impl Audit {
         let what = format!("{} archives one after the other, as a distributed checkpoint holds them", archives.len());
         self.add(Finding::notice("archives", what));
         for (start, end) in archives {
+            self.archives.insert((start, end));
             self.zip(&Section { whole: bytes, start, len: end - start }, MOST_NESTED)?;
         }
         Ok(self.path.extension().is_some_and(|extension| extension == "distcp"))
@@ -471,30 +506,62 @@ impl Audit {
         Ok(())
     }
 
-    /// A member that is an archive itself, in which nobody expects a model. The file stays what the outer one makes of it.
-    fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
-        let outer = (self.format, self.crc, std::mem::take(&mut self.findings));
-        match entry.data.filter(|_| entry.method == Some(Method::Stored)) {
-            Some(start) => self.zip(&Section { whole: bytes, start, len: entry.packed }, nested)?,
-            None if entry.len > MAX_PICKLE_BYTES => {
-                let what = format!("a packed archive of {} bytes: not looked into", entry.len);
-                self.add(Finding::suspicious("resource-limit", what));
+    /// The description of a distributed checkpoint: one that is refused hides which items there are.
+    fn description(&mut self, folder: &Path) {
+        let refused = dcp::places(folder).err().filter(|_| Verdict::of(&self.findings) < Verdict::Malformed);
+        refused.into_iter().for_each(|error| self.add(Finding::malformed("dcp-metadata", error.to_string())));
+    }
+
+    /// What is unpickled of a file by itself, and is none of the archives that were looked at.
+    fn items(&mut self, bytes: &dyn Bytes, items: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
+        for (start, len) in items {
+            let Some(end) = start.checked_add(len).filter(|end| *end <= bytes.len()) else {
+                let what = format!(".metadata has {len} bytes at {start} for an item, of {}", bytes.len());
+                self.add(Finding::malformed("dcp-metadata", what));
+                continue;
+            };
+            if self.archives.insert((start, end)) && (start, end) != (0, bytes.len()) {
+                let found =
+                    self.inside(&format!("byte {start}"), |audit| audit.look(&Section { whole: bytes, start, len }))?;
+                self.findings.extend(found);
             }
-            None if self.spend(entry.len) => {
-                let content = self.bytes_of(bytes, entry)?;
-                self.zip(&Memory(&content), nested)?;
-            }
-            None => {}
-        }
-        let inner = std::mem::take(&mut self.findings);
-        (self.format, self.crc, self.findings) = outer;
-        let expected = |finding: &Finding| !matches!(finding.rule, "pickle-missing" | "ambiguous-root");
-        for finding in inner.into_iter().filter(expected) {
-            let member = finding.member.as_ref().map_or(String::new(), |member| format!("!{member}"));
-            let member = Some(format!("{}{member}", finding::name(&entry.name)));
-            self.findings.push(Finding { member, ..finding });
         }
         Ok(())
+    }
+
+    /// A member that is an archive itself, in which nobody expects a model.
+    fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
+        let found = self.inside(&finding::name(&entry.name), |audit| {
+            match entry.data.filter(|_| entry.method == Some(Method::Stored)) {
+                Some(start) => audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested),
+                None if entry.len > MAX_PICKLE_BYTES => {
+                    let what = format!("a packed archive of {} bytes: not looked into", entry.len);
+                    audit.add(Finding::suspicious("resource-limit", what));
+                    Ok(())
+                }
+                None if audit.spend(entry.len) => {
+                    let content = audit.bytes_of(bytes, entry)?;
+                    audit.zip(&Memory(&content), nested)
+                }
+                None => Ok(()),
+            }
+        })?;
+        let expected = |finding: &Finding| !matches!(finding.rule, "pickle-missing" | "ambiguous-root");
+        self.findings.extend(found.into_iter().filter(expected));
+        Ok(())
+    }
+
+    /// What is found in a part, which is named in front of its members. The file stays what the whole makes of it.
+    fn inside(&mut self, part: &str, look: impl FnOnce(&mut Audit) -> io::Result<()>) -> io::Result<Vec<Finding>> {
+        let whole = (self.format, self.crc, std::mem::take(&mut self.findings));
+        look(self)?;
+        let found = std::mem::take(&mut self.findings);
+        (self.format, self.crc, self.findings) = whole;
+        let named = found.into_iter().map(|finding| {
+            let member = finding.member.as_ref().map_or(String::new(), |member| format!("!{member}"));
+            Finding { member: Some(format!("{part}{member}")), ..finding }
+        });
+        Ok(named.collect())
     }
 
     /// Whether so many bytes may still be run.

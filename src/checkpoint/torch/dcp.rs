@@ -67,6 +67,16 @@ pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64
     Ok(items)
 }
 
+/// Where in which files anything lies that such a folder is read for, tensors or not: offset and length in bytes.
+pub(super) fn places(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
+    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    let mut places: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
+    for Place { file, offset, len } in describe(folder, &options)?.places.into_values() {
+        places.entry(file).or_default().insert((offset, len));
+    }
+    Ok(places)
+}
+
 fn describe(folder: &Path, options: &OpenOptions) -> Result<Description> {
     let path = folder.join(METADATA);
     let (file, meta) = shard::open_regular(&path)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vramp::Error;
-use vramp::checkpoint::torch::audit::{self, Audit, Verdict};
+use vramp::checkpoint::torch::audit::{self, Audit, Items, Verdict};
 
 use super::super::interrupt::Interrupt;
 use super::super::output::Failure;
@@ -49,9 +49,14 @@ pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure
         looked.audits.push(audit::audit(path)?);
         return Ok(looked);
     }
+    let mut items = (PathBuf::new(), Items::default());
     for file in looked.files(path) {
         interrupt.check()?;
-        match audit::audit(&file) {
+        let folder = file.parent().unwrap_or(path);
+        if items.0 != folder {
+            items = (folder.to_owned(), Items::of(folder));
+        }
+        match audit::audit_with(&file, &items.1) {
             Ok(audit) if is_other(&audit) => looked.others += 1,
             Ok(audit) => looked.audits.push(audit),
             Err(error) => looked.cannot(&file, error),
