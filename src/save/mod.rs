@@ -44,13 +44,11 @@ pub enum Target {
 }
 
 impl Target {
-    /// What a path means: a name that ends in `.safetensors` is a file, any other a folder.
+    /// What a path means: a name that ends in `.safetensors`, in letters of either case, is a file, any other a folder.
     pub fn of(path: impl Into<PathBuf>) -> Target {
         let path = path.into();
-        match path.extension() {
-            Some(end) if end == OsStr::new("safetensors") => Target::File(path),
-            _ => Target::Folder(path),
-        }
+        let name = path.file_name().map(OsStr::to_ascii_lowercase).unwrap_or_default();
+        if name.as_encoded_bytes().ends_with(b".safetensors") { Target::File(path) } else { Target::Folder(path) }
     }
 
     /// The path.

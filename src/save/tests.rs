@@ -120,6 +120,20 @@ fn temporaries(store: &CrashStore) -> Vec<String> {
 }
 
 #[test]
+fn a_name_says_whether_it_is_a_file_or_a_folder() {
+    for (name, is_file) in [
+        ("m.safetensors", true),
+        ("d/M.SAFETENSORS", true),
+        ("d/.safetensors", true),
+        ("safetensors", false),
+        ("m.safetensors.d", false),
+        ("m.safetensors/..", false),
+    ] {
+        assert_eq!(matches!(Target::of(name), Target::File(_)), is_file, "{name}");
+    }
+}
+
+#[test]
 fn after_a_crash_at_any_step_the_old_or_the_new_checkpoint_is_there_complete() {
     watched(|| {
         for change in Change::all() {

@@ -36,6 +36,8 @@ use crate::fault::Fault;
 const MOST_NESTED: usize = 3;
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;
+/// Bytes of items that are looked at beyond twice those of their file.
+const SPARE_BYTES: u64 = 64 << 20;
 /// Bytes at the beginning of a member that show whether it is a pickle.
 const FIRST_READ: u64 = 64 << 10;
 
@@ -514,6 +516,7 @@ impl Audit {
 
     /// What is unpickled of a file by itself, and is none of the archives that were looked at.
     fn items(&mut self, bytes: &dyn Bytes, items: impl Iterator<Item = (u64, u64)>) -> io::Result<()> {
+        let mut spare = bytes.len().saturating_mul(2).saturating_add(SPARE_BYTES);
         for (start, len) in items {
             let Some(end) = start.checked_add(len).filter(|end| *end <= bytes.len()) else {
                 let what = format!(".metadata has {len} bytes at {start} for an item, of {}", bytes.len());
@@ -521,6 +524,12 @@ impl Audit {
                 continue;
             };
             if self.archives.insert((start, end)) && (start, end) != (0, bytes.len()) {
+                let Some(rest) = spare.checked_sub(len) else {
+                    let what = "items of .metadata that overlap each other: not all of them were looked at";
+                    self.add(Finding::suspicious("resource-limit", what));
+                    return Ok(());
+                };
+                spare = rest;
                 let found =
                     self.inside(&format!("byte {start}"), |audit| audit.look(&Section { whole: bytes, start, len }))?;
                 self.findings.extend(found);
@@ -533,7 +542,9 @@ impl Audit {
     fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
         let found = self.inside(&finding::name(&entry.name), |audit| {
             match entry.data.filter(|_| entry.method == Some(Method::Stored)) {
-                Some(start) => audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested),
+                Some(start) if audit.spend(entry.packed) => {
+                    audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested)
+                }
                 None if entry.len > MAX_PICKLE_BYTES => {
                     let what = format!("a packed archive of {} bytes: not looked into", entry.len);
                     audit.add(Finding::suspicious("resource-limit", what));
@@ -543,7 +554,7 @@ impl Audit {
                     let content = audit.bytes_of(bytes, entry)?;
                     audit.zip(&Memory(&content), nested)
                 }
-                None => Ok(()),
+                _ => Ok(()),
             }
         })?;
         let expected = |finding: &Finding| !matches!(finding.rule, "pickle-missing" | "ambiguous-root");
@@ -654,5 +665,18 @@ mod tests {
         assert!(audit.spend(6) && audit.findings.is_empty());
         assert!(!audit.spend(5) && audit.spend(4));
         assert_eq!((audit.findings.len(), audit.judged().verdict), (1, Verdict::Suspicious));
+    }
+
+    /// A hundred thousand items over the same gigabyte would be looked at for days.
+    #[test]
+    fn items_that_overlap_end_the_search_and_that_is_told() {
+        let file = vec![0; 1 << 20];
+        let len = file.len() as u64 - 100;
+        let searched = |items: u64| {
+            let mut audit = Audit::new(Path::new("file"));
+            audit.items(&Memory(&file), (0..items).map(|at| (at, len))).unwrap();
+            audit.findings.iter().any(|finding| finding.rule == "resource-limit")
+        };
+        assert_eq!((searched(60), searched(80)), (false, true));
     }
 }
