@@ -23,6 +23,7 @@ mod objects;
 mod pickled;
 mod sums;
 mod tar;
+mod unpack;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};
