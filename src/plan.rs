@@ -443,15 +443,22 @@ fn placement(wanted: &Wanted, arena: u64, same_as: Option<Arc<str>>) -> Placemen
 /// For each tensor the one whose place it gets: itself, or one that is made of the same bytes in the same way, and is aligned no
 /// less strictly.
 fn firsts(wanted: &[Wanted]) -> Vec<usize> {
-    let mut firsts = HashMap::new();
-    for (index, tensor) in wanted.iter().enumerate().filter(|(_, tensor)| tensor.bytes > 0) {
-        let first = firsts.entry(made_of(tensor)).or_insert(index);
-        if wanted[*first].dtype.alignment() < tensor.dtype.alignment() {
-            *first = index;
+    let begin = |tensor: &Wanted| tensor.runs.first().map(|run| (run.shard, run.offset));
+    let mut order: Vec<(_, usize)> = wanted.iter().map(begin).zip(0..).collect();
+    order.sort_unstable(); // nearly sorted already
+    let mut firsts: Vec<usize> = (0..wanted.len()).collect();
+    for group in order.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1) {
+        let mut known = HashMap::new();
+        let group = || group.iter().map(|(_, index)| (*index, &wanted[*index])).filter(|(_, tensor)| tensor.bytes > 0);
+        for (index, tensor) in group() {
+            let first = known.entry(made_of(tensor)).or_insert(index);
+            if wanted[*first].dtype.alignment() < tensor.dtype.alignment() {
+                *first = index;
+            }
         }
+        group().for_each(|(index, tensor)| firsts[index] = known[&made_of(tensor)]);
     }
-    let first = |(index, tensor)| firsts.get(&made_of(tensor)).copied().unwrap_or(index);
-    wanted.iter().enumerate().map(first).collect()
+    firsts
 }
 
 /// What makes the bytes of a tensor what they are, and where they go.
@@ -900,7 +907,9 @@ impl Batches<'_> {
         if !fits {
             self.close();
         }
-        let batch = self.open.get_or_insert_with(|| Batch { shard, file: file.clone(), pieces: Vec::new() });
+        // There may be a hundred thousand batches of one piece each; an empty list would make room for four.
+        let one = || Batch { shard, file: file.clone(), pieces: Vec::with_capacity(1) };
+        let batch = self.open.get_or_insert_with(one);
         batch.file.end = batch.file.end.max(file.end);
         if !batch.pieces.last_mut().is_some_and(|last| last.join(&next)) {
             batch.pieces.push(next);
