@@ -462,6 +462,58 @@ fn names_that_multiply_are_refused_in_bounded_memory() {
     assert_eq!(Checkpoint::open(&path).unwrap().tensors().len(), 10_000);
 }
 
+/// Python uses what a call is given as it is then; it was read as it is in the end, with another sign, shape, or more tensors.
+#[test]
+fn what_is_changed_after_the_call_that_took_it_is_refused() {
+    let tensor = |size: &[u8], metadata: &[u8]| {
+        let begin = Pickle::new().text("w").global("torch._utils", "_rebuild_tensor_v2").raw(b"((").text("storage");
+        let begin = begin.global("torch", "FloatStorage").text("0").text("cpu").int(4).raw(b"tQK\0").raw(size);
+        begin.raw(b"K\x01\x85\x89").global("collections", "OrderedDict").raw(b")R").raw(metadata).raw(b"tR")
+    };
+    let of = |rest: Pickle| [&b"\x80\x02}"[..], &rest.bytes()[2..], b"."].concat();
+    let list = b"]q\x05K\x02a";
+    let dict = b"}q\x05";
+    let neg = |pickle: Pickle| pickle.raw(b"h\x05").text("neg").raw(b"\x88s0");
+    let made =
+        |class: &str, argument: &[u8]| Pickle::new().text("x").global("collections", class).raw(argument).raw(b"\x85R");
+    let pairs = |pickle: Pickle| pickle.raw(b"](").text("a").raw(b"K\x02e");
+    let honest = [
+        tensor(list, dict).raw(b"s"),
+        neg(tensor(b"K\x04\x85", dict).raw(b"0}q\x05")).raw(b"0"), // another dictionary
+        made("OrderedDict", &[&b"]q\x05"[..], &pairs(Pickle::new()).bytes()[2..], b"a"].concat()).raw(b"s"),
+    ];
+    let changed = [
+        neg(tensor(b"K\x04\x85", dict).raw(b"s")),
+        tensor(list, b"}").raw(b"sh\x05K\x01a0"),
+        pairs(made("OrderedDict", b"]q\x05").raw(b"sh\x05")).raw(b"a0"),
+        made("deque", b"]q\x05").raw(b"sh\x05K\x01a0"),
+        made("OrderedDict", b"](]q\x05(X\x01\0\0\0aK\x01ee").raw(b"sh\x05K\x02a0"),
+        Pickle::new().text("x").global("argparse", "Namespace").raw(b")\x81}q\x05bsh\x05").text("y").raw(b"K\x01s0"),
+    ];
+    for (is_changed, pickles) in [(false, &honest[..]), (true, &changed)] {
+        for pickle in pickles {
+            let (said, audit) = judged(&archive(&of(pickle.clone()), &[("0", &data(4))]));
+            let found = audit.findings.iter().any(|finding| finding.rule == "argument-changed");
+            assert_eq!(found, is_changed, "{}: {said} {:?}", pickle.clone().bytes().escape_ascii(), audit.findings);
+            assert!(!is_changed || said.contains("argument-changed"), "{said}");
+        }
+    }
+}
+
+/// `deque([a, b], 1)` is `b`.
+#[test]
+fn a_deque_keeps_no_more_than_it_says() {
+    let tensors = |pickle: Pickle| {
+        ["0", "1"].iter().fold(pickle.raw(b"]("), |pickle, key| pickle.tensor(&floats(key, &[1], &[1]))).raw(b"e")
+    };
+    let deque = |most: i64| tensors(Pickle::new().global("collections", "deque").raw(b"(")).int(most).raw(b"tR").stop();
+    let storages = [("0", &data(1)[..]), ("1", &data(2)[4..])];
+    let (_dir, path) = written(&archive(&deque(1), &storages));
+    assert_eq!(loaded(&path), std::collections::BTreeMap::from([("0".to_owned(), data(2)[4..].to_vec())]));
+    let (_dir, path) = written(&archive(&deque(5), &storages));
+    assert_eq!(loaded(&path).len(), 2);
+}
+
 #[test]
 fn other_containers_are_named_for_what_they_are() {
     let script = {

@@ -63,6 +63,7 @@ impl Machine<'_> {
             return None;
         }
         self.arena.lists.push(Vec::new());
+        self.arena.lists_changed.push(0);
         u32::try_from(self.arena.lists.len() - 1).ok()
     }
 
@@ -71,22 +72,29 @@ impl Machine<'_> {
             return None;
         }
         self.arena.dicts.push(Vec::new());
+        self.arena.dicts_changed.push(0);
         u32::try_from(self.arena.dicts.len() - 1).ok()
     }
 
     fn extend(&mut self, list: Option<u32>, items: Vec<Id>) {
-        if self.count(items.len())
-            && let Some(list) = list.and_then(|list| self.arena.lists.get_mut(list as usize))
+        let (fits, now, arena) = (self.count(items.len()), self.offset(), &mut self.arena);
+        let list = list.map_or(usize::MAX, |list| list as usize);
+        if let (Some(list), Some(changed)) = (arena.lists.get_mut(list), arena.lists_changed.get_mut(list))
+            && !items.is_empty()
         {
-            list.extend(items);
+            *changed = now;
+            list.extend(items.into_iter().filter(|_| fits));
         }
     }
 
     fn extend_pairs(&mut self, dict: Option<u32>, pairs: Vec<(Id, Id)>) {
-        if self.count(pairs.len() * 2)
-            && let Some(dict) = dict.and_then(|dict| self.arena.dicts.get_mut(dict as usize))
+        let (fits, now, arena) = (self.count(pairs.len() * 2), self.offset(), &mut self.arena);
+        let dict = dict.map_or(usize::MAX, |dict| dict as usize);
+        if let (Some(dict), Some(changed)) = (arena.dicts.get_mut(dict), arena.dicts_changed.get_mut(dict))
+            && !pairs.is_empty()
         {
-            dict.extend(pairs);
+            *changed = now;
+            dict.extend(pairs.into_iter().filter(|_| fits));
         }
     }
 

@@ -46,10 +46,14 @@ impl<'a> Input<'a> {
 
     /// Remembers what is wrong, and goes on.
     pub(super) fn note(&mut self, fault: Broken) {
-        let known = |noted: &Broken| noted.rule == fault.rule && noted.severity >= fault.severity;
-        if !self.faults.iter().any(known) {
+        if !self.knows(fault.rule, fault.severity) {
             self.faults.push(fault);
         }
+    }
+
+    /// Whether a fault of the kind is noted already: some are met with every opcode, and not worth their words again.
+    pub(super) fn knows(&self, rule: &str, severity: Severity) -> bool {
+        self.faults.iter().any(|noted| noted.rule == rule && noted.severity >= severity)
     }
 
     /// The next opcode.

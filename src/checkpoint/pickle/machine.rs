@@ -11,6 +11,7 @@ use super::{
     Arena, Broken, Call, Danger, Global, Id, MAX_CONTAINERS, MAX_GLOBALS, MAX_ITEMS, MAX_MEMO, MAX_STACK, MAX_VALUES,
     NO_OFFSET, Ran, Span, Value, globals, text,
 };
+use crate::checkpoint::finding::Severity;
 
 /// A memo slot beyond this many times the pickle's length is no honest writer's.
 const MEMO_SLACK: u64 = 1 << 16;
@@ -157,7 +158,14 @@ impl<'a> Machine<'a> {
     }
 
     pub(super) fn note_limit(&mut self, what: &str, limit: usize) {
-        self.note_hostile("resource-limit", format!("more than {limit} {what}"));
+        self.note_hostile_as("resource-limit", || format!("more than {limit} {what}"));
+    }
+
+    /// The same as `note_hostile`, of what may be met with every opcode.
+    fn note_hostile_as(&mut self, rule: &'static str, what: impl FnOnce() -> String) {
+        if !self.input.knows(rule, Severity::Suspicious) {
+            self.note_hostile(rule, what());
+        }
     }
 
     // ---- the stack
@@ -280,7 +288,7 @@ impl<'a> Machine<'a> {
         let len = self.input.whole;
         if !slot.as_ref().is_ok_and(|slot| *slot <= len.saturating_add(MEMO_SLACK)) {
             let shown = slot.as_ref().map_or("of more than 64 bits".to_owned(), u64::to_string);
-            self.note_hostile("memo-index", format!("memo slot {shown} in a pickle of {len} bytes"));
+            self.note_hostile_as("memo-index", || format!("memo slot {shown} in a pickle of {len} bytes"));
         }
         if used >= MAX_MEMO {
             self.note_limit("memo entries", MAX_MEMO);
@@ -304,7 +312,7 @@ impl<'a> Machine<'a> {
             Err(digits) => self.wide_memo.get(digits),
         };
         let found = found.copied();
-        if found.is_none() {
+        if found.is_none() && !self.input.knows("memo-missing", Severity::Malformed) {
             // An unpickler that reads several pickles may keep its memo.
             let shown = slot.map_or("of more than 64 bits".to_owned(), |slot| slot.to_string());
             self.note("memo-missing", format!("memo slot {shown} was never set"));
@@ -379,7 +387,7 @@ impl<'a> Machine<'a> {
         globals::danger(text(module), text(name))
     }
 
-    fn offset(&self) -> u32 {
+    pub(super) fn offset(&self) -> u32 {
         u32::try_from(self.input.opcode_at).unwrap_or(NO_OFFSET)
     }
 
@@ -389,7 +397,7 @@ impl<'a> Machine<'a> {
             0x83 => self.input.u16()?.into(),
             _ => self.input.i32()?,
         };
-        self.note_hostile("extension", format!("extension code {code}: a name hidden in a registry"));
+        self.note_hostile_as("extension", || format!("extension code {code}: a name hidden in a registry"));
         self.push_unknown();
         Ok(())
     }
@@ -449,7 +457,8 @@ impl<'a> Machine<'a> {
         }
         let id = self.add(Value::Call(u32::try_from(self.arena.calls.len()).unwrap_or(u32::MAX)));
         let offset = self.offset();
-        self.arena.calls.push(Call { function, arguments, state: None, list: None, dict: None, offset, opcode, id });
+        let (state, list, dict) = (None, None, None);
+        self.arena.calls.push(Call { function, arguments, state, state_offset: 0, list, dict, offset, opcode, id });
         self.push_id(id);
     }
 
@@ -457,8 +466,10 @@ impl<'a> Machine<'a> {
         let (state, target) = (self.pop()?, self.top()?);
         match self.arena.get(target) {
             Value::Call(call) => {
-                let call = self.arena.calls.get_mut(call as usize);
-                if call.is_some_and(|call| call.state.replace(state).is_some()) {
+                let now = self.offset();
+                let Some(call) = self.arena.calls.get_mut(call as usize) else { return Ok(()) };
+                call.state_offset = now;
+                if call.state.replace(state).is_some() {
                     self.note_hostile("build-target", "a state is given twice");
                 }
             }

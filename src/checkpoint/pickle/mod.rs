@@ -108,6 +108,8 @@ pub struct Call {
     pub(crate) arguments: Id,
     /// The state that `BUILD` would give it.
     pub(crate) state: Option<Id>,
+    /// Offset in bytes of that opcode.
+    pub(crate) state_offset: u32,
     /// Items that would be appended, and pairs that would be set.
     pub(crate) list: Option<u32>,
     pub(crate) dict: Option<u32>,
@@ -152,6 +154,9 @@ pub struct Arena {
     pub(crate) items: Vec<Id>,
     pub(crate) lists: Vec<Vec<Id>>,
     pub(crate) dicts: Vec<Vec<(Id, Id)>>,
+    /// Offset in bytes of the last opcode that put something into each list and dictionary; 0 where none did.
+    pub(crate) lists_changed: Vec<u32>,
+    pub(crate) dicts_changed: Vec<u32>,
     pub(crate) globals: Vec<Global>,
     pub(crate) calls: Vec<Call>,
 }

@@ -2,7 +2,7 @@
 //!
 //! Arguments are judged as they stand in the pickle. Nothing is called, and nothing is made of the sizes that are named.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::numpy;
 use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
@@ -25,20 +25,28 @@ const SIZE: &str =
 const APPENDED: &str =
     "items are appended to the result of a call that makes no list: its own `append` would be called";
 const SET: &str = "items are set on the result of a call that makes no dictionary";
+const CHANGED: &str = "an argument or a state that is changed after the call that took it: Python has used it as it was, others read it as it is";
 const METHOD: &str = "a state that replaces a method which an unpickler would call";
 
 /// Methods that an unpickler, or what it makes, looks up on objects and calls.
 const METHODS: &[&str] = &["append", "extend", "add", "update", "keys", "items", "get", "detach", "tolist"];
 
-/// What is wrong with calls. States that many of them share are looked at once.
+/// Lists and tuples within the arguments of a call, its own among them, that it may look into.
+const MOST_LEVELS: u8 = 4;
+/// Longer lists are looked through once, whoever shares them.
+const SHORT_LIST: usize = 8;
+
+/// What is wrong with calls. States and lists that many of them share are looked at once.
 pub(super) struct Judge<'a> {
     arena: &'a Arena,
     states: HashSet<Id>,
+    /// When long lists changed for the last time, by how many levels count.
+    changed: HashMap<(Id, u8), u32>,
 }
 
 impl<'a> Judge<'a> {
     pub(super) fn new(arena: &'a Arena) -> Judge<'a> {
-        Judge { arena, states: HashSet::new() }
+        Judge { arena, states: HashSet::new(), changed: HashMap::new() }
     }
 
     /// The rule that a call breaks, and what is wrong with it, if something is.
@@ -49,9 +57,43 @@ impl<'a> Judge<'a> {
             name => {
                 let denied =
                     denied(self.arena, call).map(|what| ("argument-denied", what)).or_else(|| filled(name, call));
-                denied.or_else(|| self.state(name, call).map(|what| ("argument-denied", what)))
+                let denied = denied.or_else(|| self.state(name, call).map(|what| ("argument-denied", what)));
+                denied.or_else(|| self.is_changed(call).then_some(("argument-changed", CHANGED)))
             }
         }
+    }
+
+    /// Whether what a call was given is another one when the pickle ends.
+    fn is_changed(&mut self, call: &Call) -> bool {
+        let state = call.state.filter(|_| call.state_offset > 0);
+        self.changed(call.arguments, MOST_LEVELS) > call.offset
+            || state.is_some_and(|state| self.changed(state, 2) > call.state_offset)
+    }
+
+    /// Where in the pickle a value is changed for the last time, down to so many levels of lists and tuples.
+    fn changed(&mut self, id: Id, levels: u8) -> u32 {
+        let arena = self.arena;
+        let last = |at: Option<u32>, all: &[u32]| at.and_then(|at| all.get(at as usize).copied()).unwrap_or(0);
+        let own = match arena.get(id) {
+            Value::List(list) | Value::Set(list) => last(Some(list), &arena.lists_changed),
+            Value::Dict(dict) => last(Some(dict), &arena.dicts_changed),
+            // Who is given what a call makes may copy what lies in it.
+            Value::Call(_) => arena
+                .as_call(id)
+                .map_or(0, |call| last(call.list, &arena.lists_changed).max(last(call.dict, &arena.dicts_changed))),
+            _ => 0,
+        };
+        let items = arena.as_sequence(id).filter(|_| levels > 1).unwrap_or_default();
+        if items.len() > SHORT_LIST
+            && let Some(known) = self.changed.get(&(id, levels))
+        {
+            return *known;
+        }
+        let latest = items.iter().fold(own, |latest, item| latest.max(self.changed(*item, levels - 1)));
+        if items.len() > SHORT_LIST {
+            self.changed.insert((id, levels), latest);
+        }
+        latest
     }
 
     fn state(&mut self, name: Option<(&str, &str)>, call: &Call) -> Option<&'static str> {

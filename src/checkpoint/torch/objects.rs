@@ -483,6 +483,11 @@ impl<'a> Objects<'a> {
             }
         }
         members.items.extend(call.list.map_or(&[][..], |list| arena.list(list)));
+        if let (Some(("collections", "deque")), Some([_, most])) = (class, arena.as_tuple(call.arguments)) {
+            // It keeps so many, the last ones.
+            let most = arena.as_int(*most).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+            members.items.drain(..members.items.len().saturating_sub(most));
+        }
         members.pairs.extend(call.dict.map_or(&[][..], |dict| arena.dict(dict)));
         match call.state.map(|state| (state, self.attributes(state))) {
             Some((_, Some(attributes))) if class == Some(("argparse", "Namespace")) => members.pairs.extend(attributes),
