@@ -291,6 +291,60 @@ fn archives_within_archives_are_looked_into() {
     assert!(refused.to_string().contains("torch.export"), "{refused}");
 }
 
+/// `vramp audit FILE | head` once ended with 0, whatever was found.
+#[test]
+fn a_verdict_does_not_depend_on_who_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.pt");
+    std::fs::write(&path, EVIL).unwrap();
+    for args in [&["audit"][..], &["audit", "--json"], &["audit", "--format", "sarif"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut vramp = Command::new(env!("CARGO_BIN_EXE_vramp"));
+        let done = vramp.args(args).arg(&path).stdout(writer).output().unwrap();
+        assert_eq!(done.status.code(), Some(1), "{args:?}");
+    }
+}
+
+/// What `torch.export.load`, `torch.package` and TorchServe run is no pickle.
+#[test]
+fn code_that_other_readers_run_is_found_where_they_look_for_it() {
+    let exported = |name: &str| zip(&[Member::stored(name, b"\x7fELF"), Member::stored("m/archive_format", b"pt2")]);
+    let verdict = |file: Vec<u8>| audit_bytes(&file).unwrap().verdict;
+    assert_eq!(verdict(exported("m/data/aotinductor/model/x.wrapper.so")), Verdict::Dangerous);
+    assert_eq!(verdict(exported("m/models/x.SO")), Verdict::Dangerous);
+    assert_eq!(verdict(exported("m/data/weights/weight_0")), Verdict::Notice);
+    let weights = || Member::stored("model.pt", &archive(&Pickle::new().raw(b"}").stop(), &[]));
+    let served = |extra: Member| zip(&[extra, weights(), Member::stored("MAR-INF/MANIFEST.json", b"{}")]);
+    let audit = audit_bytes(&served(Member::stored("handler.py", b"import os"))).unwrap();
+    assert_eq!((audit.format, audit.verdict), ("model-archive", Verdict::Suspicious), "{:?}", audit.findings);
+    let audit = audit_bytes(&served(Member::stored("index.json", b"{}"))).unwrap();
+    assert_eq!((audit.format, audit.verdict), ("model-archive", Verdict::Notice), "{:?}", audit.findings);
+    let stack = vramp::testing::torch::legacy(&Pickle::new().raw(b"}").stop(), &[]);
+    assert_eq!(verdict(served(Member::deflated("old.pt", &stack))), Verdict::Notice);
+    let script = [
+        members(&Pickle::new().global("__torch__", "M").raw(b")R").stop(), &[]),
+        vec![Member::stored("archive/constants.pkl", b"\x80\x02).")],
+    ];
+    assert_eq!(verdict(served(Member::stored("script.pt", &zip(&script.concat())))), Verdict::Notice);
+    let packaged = zip(&[Member::stored("p/.data/extern_modules", b""), Member::stored("p/m.py", b"import os")]);
+    assert_eq!(verdict(packaged), Verdict::Suspicious);
+}
+
+/// Where the limit of archives within archives ends the search, that is told; so it is where many share few bytes.
+#[test]
+fn archives_that_are_not_looked_into_are_told_of() {
+    let nest = |file: Vec<u8>| zip(&[Member::stored("a/m.zip", &file), Member::stored("MAR-INF/MANIFEST.json", b"{}")]);
+    let four = nest(nest(nest(nest(archive(&Pickle::new().raw(b"}").stop(), &[])))));
+    let audit = audit_bytes(&four).unwrap();
+    assert!(rules(&audit).contains(&"resource-limit") && audit.verdict == Verdict::Suspicious, "{:?}", audit.findings);
+    let inner = zip(&[Member::stored("a", &vec![0; 1 << 20])]);
+    let mut parts = vec![Member::stored("MAR-INF/MANIFEST.json", b"{}")];
+    parts.extend((0..40).map(|at| Member::deflated(&format!("m{at}.zip"), &inner)));
+    let audit = audit_bytes(&zip(&parts)).unwrap();
+    assert!(rules(&audit).contains(&"resource-limit"), "{:?}", audit.findings);
+}
+
 #[test]
 fn no_number_of_harmless_calls_hides_another() {
     let names = (0..1500).fold(Pickle::new(), |pickle, at| pickle.global("aaa", &format!("n{at}")).raw(b"0"));

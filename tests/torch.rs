@@ -626,6 +626,18 @@ fn the_audit_looks_at_every_item_of_a_distributed_checkpoint_wherever_it_lies() 
     assert_eq!(member, Some(&*format!("byte {}!archive/data.pkl", whole + at)));
     let cut = audited([(0, whole), (whole, whole + 1)]);
     assert!(cut.findings.iter().any(|finding| finding.rule == "dcp-metadata"), "{:?}", cut.findings);
+    // Read from its end, the file is another archive.
+    put("__0_0.distcp", &[&outer[..], &evil].concat());
+    let spans = audited([(0, whole + inner), (0, whole)]);
+    assert!(spans.findings.iter().any(|finding| finding.rule == "prefix-data"), "{:?}", spans.findings);
+    // What one rank has is described by a file of its own, and any file may hold an item.
+    put("notes.txt", &[b"text ", &evil[..], b" text"].concat());
+    std::fs::remove_file(dir.path().join(".metadata")).unwrap();
+    put("__3.metadata", &metadata("notes.txt", [(5, inner), (5, inner)]));
+    let folder = super::cli::vramp(&["audit", dir.path().to_str().unwrap()]);
+    assert!(folder.code == Some(1) && folder.out.contains("notes.txt"), "{}", folder.out);
+    std::fs::remove_file(dir.path().join("__3.metadata")).unwrap();
+    put(".metadata", &metadata("__0_0.distcp", [(0, whole), (0, whole)]));
     let described = || audit(dir.path().join(".metadata")).unwrap();
     assert_eq!(described().verdict, Verdict::Clean, "{:?}", described().findings);
     put(".metadata", &metadata("../elsewhere", [(0, 1), (1, 1)]));

@@ -10,7 +10,7 @@ use vramp::error::Listed;
 use super::args::VerifyArgs;
 use super::interrupt::Interrupt;
 use super::options;
-use super::output::{Failure, Output};
+use super::output::{Failure, Output, even_unheard};
 use super::text::{self, BAD, GOOD};
 
 pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -20,11 +20,8 @@ pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> R
     interrupt.check()?;
     let verdict = check(&spec, &checkpoint, &options::names(&args.names))?;
     output.warnings(checkpoint.warnings());
-    if output.json {
-        output.json(&verdict)?
-    } else {
-        output.text(&as_text(&verdict, &checkpoint))?
-    }
+    let printed = if output.json { output.json(&verdict) } else { output.text(&as_text(&verdict, &checkpoint)) };
+    even_unheard(printed)?;
     if verdict.ok { Ok(()) } else { Err(Failure::CheckFailed) }
 }
 

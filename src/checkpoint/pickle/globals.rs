@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor",
         "_rebuild_meta_tensor_no_storage", "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
         "_rebuild_nested_tensor", "_rebuild_wrapper_subclass", "_rebuild_xla_tensor"]),
+    ("torch.nested._internal.nested_tensor", &["NestedTensor", "_rebuild_njt"]),
     ("torch._tensor", &["_rebuild_from_type_v2", "_rebuild_from_type", "Tensor"]),
     ("torch.tensor", &["_rebuild_from_type_v2", "_rebuild_from_type"]),
     ("torch.serialization", &["_get_layout"]),

@@ -32,9 +32,31 @@ pub(crate) struct Archive<'a> {
     pub(crate) big_endian: bool,
     /// Whether it is TorchScript: weights with code.
     pub(crate) script: bool,
-    /// Whether `torch.export` wrote it: a program as JSON, and weights beside it.
-    pub(crate) exported: bool,
+    /// What else it is, where it has no pickle of `torch.save`.
+    pub(crate) other: Option<Other>,
 }
+
+/// An archive that is none of `torch.save`, by what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Other {
+    /// What an audit calls it.
+    pub(crate) format: &'static str,
+    /// The same in words.
+    pub(crate) what: &'static str,
+}
+
+pub(crate) const EXPORT: Other = Other {
+    format: "torch-export",
+    what: "an archive of torch.export: a program, which torch.export.load builds, and its weights",
+};
+pub(crate) const PACKAGE: Other = Other {
+    format: "torch-package",
+    what: "an archive of torch.package: Python code, which torch.package would import, and what belongs to it",
+};
+pub(crate) const SERVED: Other = Other {
+    format: "model-archive",
+    what: "a model archive of TorchServe: a model, and Python code, which the server would run",
+};
 
 impl<'a> Archive<'a> {
     /// Reads the directory and the small members. `start` is where `bytes` begin in their file.
@@ -50,9 +72,9 @@ impl<'a> Archive<'a> {
         let first = directory.entries.first().map_or("", |entry| entry.name.as_str());
         let root = first.split_once('/').map_or(String::new(), |(root, _)| root.to_owned());
         let mut archive =
-            Archive { bytes, start, directory, by_name, root, big_endian: false, script: false, exported: false };
+            Archive { bytes, start, directory, by_name, root, big_endian: false, script: false, other: None };
         archive.script = archive.member("constants.pkl").is_some() || archive.has_code();
-        archive.exported = archive.member("data.pkl").is_none() && archive.is_exported()?;
+        archive.other = archive.other()?;
         archive.check_root();
         archive.check_small_members()?;
         archive.check_crcs()?;
@@ -70,8 +92,16 @@ impl<'a> Archive<'a> {
         self.directory.entries.iter().any(|entry| entry.name.starts_with(&code))
     }
 
-    fn is_exported(&self) -> io::Result<bool> {
-        Ok(self.small("archive_format", &mut Vec::new())?.is_some_and(|text| text == b"pt2"))
+    fn other(&self) -> io::Result<Option<Other>> {
+        let has = |name: &str| self.by_name.contains_key(name) || self.member(name).is_some();
+        Ok(match () {
+            () if self.member("data.pkl").is_some() => None,
+            () if self.small("archive_format", &mut Vec::new())?.as_deref() == Some(b"pt2") => Some(EXPORT),
+            () if has("serialized_exported_program.json") => Some(EXPORT),
+            () if has(".data/extern_modules") => Some(PACKAGE),
+            () if has("MAR-INF/MANIFEST.json") => Some(SERVED),
+            () => None,
+        })
     }
 
     fn check_root(&mut self) {
@@ -79,14 +109,14 @@ impl<'a> Archive<'a> {
         let strays = self.directory.entries.iter().filter(|entry| !entry.name.starts_with(&folder));
         let stray = strays.map(|entry| entry.name.clone()).next();
         let findings = &mut self.directory.findings;
-        if let Some(stray) = stray.filter(|_| !self.root.is_empty()) {
+        if let Some(stray) = stray.filter(|_| !self.root.is_empty() && self.other.is_none()) {
             let what =
                 format!("it lies outside the top folder {:?}: readers disagree on which folder counts", self.root);
             findings.push(Finding::malformed("ambiguous-root", what).within(&stray));
         }
         // Without a directory something worse has been found.
         let readable = findings.iter().all(|finding| finding.rule != "no-eocd");
-        if readable && self.member("data.pkl").is_none() && !self.exported {
+        if readable && self.member("data.pkl").is_none() && self.other.is_none() {
             self.directory.findings.push(Finding::malformed("pickle-missing", NO_PICKLE));
         }
     }

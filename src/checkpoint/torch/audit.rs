@@ -33,6 +33,8 @@ use crate::fault::Fault;
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;
+/// Bytes of archives within archives that are looked at beyond four times those of their file.
+const SPARE_INNER_BYTES: u64 = 16 << 20;
 /// Bytes of items that are looked at beyond twice those of their file.
 const SPARE_BYTES: u64 = 64 << 20;
 
@@ -68,8 +70,8 @@ pub struct Audit {
     /// The file; what of its path is no UTF-8 is replaced.
     #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
-    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `torch-export`, `zip` (another archive), `pickle`, `tar`, `safetensors` or
-    /// `unknown`.
+    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `torch-export`, `torch-package`, `model-archive`, `zip` (another
+    /// archive), `pickle`, `tar`, `safetensors` or `unknown`.
     pub format: &'static str,
     /// The worst finding.
     pub verdict: Verdict,
@@ -97,12 +99,18 @@ pub struct Audit {
     /// Bytes of members that may still be run: members that share bytes make much of a small file.
     #[serde(skip)]
     pub(super) spare: u64,
+    /// Bytes of archives within archives that may still be looked at.
+    #[serde(skip)]
+    pub(super) inner: u64,
+    /// What was found in parts that are files of their own.
+    #[serde(skip)]
+    pub(super) parts: Vec<Finding>,
     /// Start and end of the archives that were looked at, where there are several.
     #[serde(skip)]
     pub(super) archives: HashSet<(u64, u64)>,
 }
 
-/// Which parts of which files of a folder are read for themselves, as its `.metadata` says: a distributed checkpoint is unpickled item
+/// Which parts of which files of a folder are read for themselves, as its `.metadata` says (or one for each rank): a distributed checkpoint is unpickled item
 /// by item, wherever in a file an item lies.
 #[derive(Debug, Clone, Default)]
 pub struct Items(BTreeMap<String, BTreeSet<(u64, u64)>>);
@@ -110,7 +118,7 @@ pub struct Items(BTreeMap<String, BTreeSet<(u64, u64)>>);
 impl Items {
     /// Those of a folder. None where it has no `.metadata`, or one that is refused: an audit of that file says why.
     pub fn of(folder: &Path) -> Items {
-        Items(dcp::places(folder).unwrap_or_default())
+        Items(dcp::places(folder))
     }
 
     /// Offset and length in bytes of those in one file.
@@ -136,8 +144,10 @@ pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
 pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
     let (file, metadata) = shard::open_regular(path)?;
     let window = Window { file: &file, start: 0, len: metadata.len() };
-    let mut audit = Audit::new(path);
-    audit.look(&window).map_err(|error| Error::io("read", path, error))?;
+    let mut audit = Audit::new(path, metadata.len());
+    // Nobody reads such a file as a whole.
+    let in_parts = path.extension().is_some_and(|extension| extension == "distcp");
+    audit.look(&window, in_parts).map_err(|error| Error::io("read", path, error))?;
     if audit.format == "safetensors"
         && let Err(error) = shard::read_head(path, MAX_HEADER_BYTES)
     {
@@ -146,8 +156,8 @@ pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
         audit.search(Place::of(&window, None), 0).map_err(|error| Error::io("read", path, error))?;
     }
     audit.items(&window, items.in_file(path)).map_err(|error| Error::io("read", path, error))?;
-    if audit.format == "pickle" && path.file_name().is_some_and(|name| name == dcp::METADATA) {
-        audit.description(path.parent().unwrap_or(Path::new("")));
+    if audit.format == "pickle" && path.file_name().is_some_and(dcp::is_metadata) {
+        audit.description(&window).map_err(|error| Error::io("read", path, error))?;
     }
     Ok(audit.judged())
 }
@@ -157,8 +167,8 @@ pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
 /// # Errors
 /// None but those of the memory.
 pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
-    let mut audit = Audit::new(Path::new("bytes"));
-    audit.look(&Memory(bytes))?;
+    let mut audit = Audit::new(Path::new("bytes"), bytes.len() as u64);
+    audit.look(&Memory(bytes), false)?;
     Ok(audit.judged())
 }
 
@@ -180,7 +190,7 @@ impl Verdict {
 }
 
 impl Audit {
-    pub(super) fn new(path: &Path) -> Audit {
+    pub(super) fn new(path: &Path, len: u64) -> Audit {
         Audit {
             path: path.to_owned(),
             format: "unknown",
@@ -194,7 +204,10 @@ impl Audit {
             crc: "none",
             known: HashMap::new(),
             kept: BTreeMap::new(),
-            spare: 0,
+            // Members that share bytes make much of a small file.
+            spare: len.saturating_mul(2).saturating_add(MAX_PICKLE_BYTES),
+            inner: len.saturating_mul(4).saturating_add(SPARE_INNER_BYTES),
+            parts: Vec::new(),
             archives: HashSet::new(),
         }
     }
@@ -207,21 +220,24 @@ impl Audit {
         }
     }
 
+    /// Outside TorchScript Python resolves its names, and no archive holds such classes.
+    fn judge_script(&mut self) {
+        let is_script = self.format == "torchscript";
+        let names = self.findings.iter_mut().filter(|finding| finding.rule == "torchscript" && !is_script);
+        names.for_each(|finding| finding.severity = Severity::Suspicious);
+    }
+
     fn judged(mut self) -> Audit {
-        // Elsewhere Python resolves these names, and no archive holds such classes.
-        for finding in self.findings.iter_mut().filter(|finding| finding.rule == "torchscript") {
-            if self.format != "torchscript" {
-                finding.severity = Severity::Suspicious;
-            }
-        }
+        self.judge_script();
+        self.findings.append(&mut self.parts);
         self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         self.verdict = Verdict::of(&self.findings);
         self
     }
 
-    /// Recognises the bytes and looks at them as what they are, and as what else they could be taken for.
-    fn look(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
-        self.spare = bytes.len().saturating_mul(2).saturating_add(MAX_PICKLE_BYTES);
+    /// Recognises the bytes and looks at them as what they are, and as what else they could be taken for: archives one after the
+    /// other are one to who reads them from their end, unless they are read `in_parts`.
+    fn look(&mut self, bytes: &dyn Bytes, in_parts: bool) -> io::Result<()> {
         let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
         let kind = recognise(&beginning, bytes.len());
         if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
@@ -238,7 +254,8 @@ impl Audit {
         match kind {
             Some(Kind::Zip) => {
                 self.format = "torch-zip";
-                if !self.archives(bytes)? {
+                if !self.archives(bytes)? || !in_parts {
+                    self.archives.insert((0, bytes.len()));
                     self.zip(bytes, MOST_NESTED)?;
                 }
                 self.polyglot(bytes)
@@ -322,7 +339,7 @@ impl Audit {
         pickled.findings.iter().cloned().for_each(|finding| self.add(finding));
     }
 
-    fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+    pub(super) fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
         let stack = Stack::read(bytes)?;
         stack.pickles.iter().for_each(|pickled| self.take(pickled));
         stack.findings.iter().cloned().for_each(|finding| self.add(finding));
@@ -352,9 +369,10 @@ impl Audit {
     // ---- parts of a distributed checkpoint
 
     /// The description of a distributed checkpoint: one that is refused hides which items there are.
-    fn description(&mut self, folder: &Path) {
-        let refused = dcp::places(folder).err().filter(|_| Verdict::of(&self.findings) < Verdict::Malformed);
-        refused.into_iter().for_each(|error| self.add(Finding::malformed("dcp-metadata", error.to_string())));
+    fn description(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        let refused = dcp::objection(&legacy::run_at(bytes, 0, None)?);
+        refused.into_iter().for_each(|finding| self.add(finding));
+        Ok(())
     }
 
     /// What is unpickled of a file by itself, and is none of the archives that were looked at.
@@ -366,16 +384,18 @@ impl Audit {
                 self.add(Finding::malformed("dcp-metadata", what));
                 continue;
             };
-            if self.archives.insert((start, end)) && (start, end) != (0, bytes.len()) {
+            if self.archives.insert((start, end)) {
                 let Some(rest) = spare.checked_sub(len) else {
                     let what = "items of .metadata that overlap each other: not all of them were looked at";
                     self.add(Finding::suspicious("resource-limit", what));
                     return Ok(());
                 };
                 spare = rest;
-                let found =
-                    self.inside(&format!("byte {start}"), |audit| audit.look(&Section { whole: bytes, start, len }))?;
-                self.findings.extend(found);
+                let part = Section { whole: bytes, start, len };
+                let seen = std::mem::take(&mut self.archives); // places within the part are none of the file
+                let found = self.inside(&format!("byte {start}"), |audit| audit.look(&part, false))?;
+                self.archives = seen;
+                self.parts.extend(found);
             }
         }
         Ok(())
@@ -387,10 +407,12 @@ impl Audit {
         part: &str,
         look: impl FnOnce(&mut Audit) -> io::Result<()>,
     ) -> io::Result<Vec<Finding>> {
-        let whole = (self.format, self.crc, std::mem::take(&mut self.findings));
+        let whole = (self.format, self.crc, std::mem::take(&mut self.findings), std::mem::take(&mut self.parts));
         look(self)?;
-        let found = std::mem::take(&mut self.findings);
-        (self.format, self.crc, self.findings) = whole;
+        self.judge_script();
+        let mut found = std::mem::take(&mut self.findings);
+        found.append(&mut self.parts);
+        (self.format, self.crc, self.findings, self.parts) = whole;
         let named = found.into_iter().map(|finding| {
             let member = finding.member.as_ref().map_or(String::new(), |member| format!("!{member}"));
             Finding { member: Some(format!("{part}{member}")), ..finding }
@@ -453,7 +475,7 @@ mod tests {
         let file = vec![0; 1 << 20];
         let len = file.len() as u64 - 100;
         let searched = |items: u64| {
-            let mut audit = Audit::new(Path::new("file"));
+            let mut audit = Audit::new(Path::new("file"), file.len() as u64);
             audit.items(&Memory(&file), (0..items).map(|at| (at, len))).unwrap();
             audit.findings.iter().any(|finding| finding.rule == "resource-limit")
         };

@@ -5,6 +5,7 @@
 //! A path in it may not leave the folder. Objects that are no tensors are named and not read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::path::Path;
 use std::sync::Arc;
@@ -53,13 +54,13 @@ struct Wanted {
 
 /// Opens a folder that DCP wrote.
 pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
-    Gather::new(folder, options, describe(folder, options)?).run()
+    Gather::new(folder, options, describe(&folder.join(METADATA), options)?).run()
 }
 
 /// Where in which files the items of such a folder lie: offset and length in bytes.
 pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
     let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
-    let gather = Gather::new(folder, &options, describe(folder, &options)?);
+    let gather = Gather::new(folder, &options, describe(&folder.join(METADATA), &options)?);
     let mut items: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
     for Wanted { place: Place { file, offset, len }, .. } in gather.wanted()? {
         items.entry(file).or_default().insert((offset, len));
@@ -67,31 +68,52 @@ pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64
     Ok(items)
 }
 
-/// Where in which files anything lies that such a folder is read for, tensors or not: offset and length in bytes.
-pub(super) fn places(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
-    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
-    let mut places: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
-    for Place { file, offset, len } in describe(folder, &options)?.places.into_values() {
-        places.entry(file).or_default().insert((offset, len));
-    }
-    Ok(places)
+/// Whether a file of that name describes such a folder: all of it, or what one rank has.
+pub(super) fn is_metadata(name: &OsStr) -> bool {
+    let rank = name.to_str().and_then(|name| name.strip_prefix("__")?.strip_suffix(METADATA));
+    name == METADATA || rank.is_some_and(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-fn describe(folder: &Path, options: &OpenOptions) -> Result<Description> {
-    let path = folder.join(METADATA);
-    let (file, meta) = shard::open_regular(&path)?;
+/// Where in which files anything lies that such a folder is read for, tensors or not: offset and length in bytes. A description
+/// that is refused says nothing.
+pub(super) fn places(folder: &Path) -> BTreeMap<String, BTreeSet<(u64, u64)>> {
+    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name()).filter(|name| is_metadata(name));
+    let mut places: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
+    for description in names.filter_map(|name| describe(&folder.join(name), &options).ok()) {
+        for Place { file, offset, len } in description.places.into_values() {
+            places.entry(file).or_default().insert((offset, len));
+        }
+    }
+    places
+}
+
+/// What is wrong with a description.
+pub(super) fn objection(pickled: &Pickled) -> Option<Finding> {
+    let escapes = match Description::of(pickled) {
+        Ok(description) => description.escapes(),
+        Err(finding) => return Some(finding),
+    };
+    let list: Listed = escapes.into_iter().collect();
+    let what = format!("it places items in files elsewhere: {list}");
+    (!list.is_empty()).then(|| Finding::suspicious("dcp-metadata", what))
+}
+
+fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
+    let (file, meta) = shard::open_regular(path)?;
     if meta.len() > MAX_PICKLE_BYTES {
         let what = format!("the length in bytes of {}", path.display());
         return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: meta.len(), hint: None });
     }
     let window = Window { file: &file, start: 0, len: meta.len() };
-    let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", &path, error))?;
+    let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", path, error))?;
     let mut pickled = Pickled::run(text, 0, None);
     pickled.check_end(usize::try_from(meta.len()).unwrap_or(usize::MAX), METADATA);
-    let reader = Reader { path: &path, options };
+    let reader = Reader { path, options };
     reader.demand(&pickled.findings)?;
     let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
-    description.refuse_escapes(&path)?;
+    description.refuse_escapes(path)?;
     Ok(description)
 }
 
@@ -185,13 +207,14 @@ impl Description {
         }
     }
 
+    fn escapes(&self) -> BTreeSet<String> {
+        let escapes = self.places.values().filter(|place| !is_plain_name(&place.file));
+        escapes.map(|place| quoted(&place.file)).collect()
+    }
+
     /// No path leaves the folder; none is opened before all are known to stay.
     fn refuse_escapes(&self, path: &Path) -> Result<()> {
-        let escapes = self.places.values().filter(|place| !is_plain_name(&place.file));
-        let mut names: Vec<String> = escapes.map(|place| quoted(&place.file)).collect();
-        names.sort();
-        names.dedup();
-        let list: Listed = names.into_iter().collect();
+        let list: Listed = self.escapes().into_iter().collect();
         list.into_fault(Fault::Escapes).map_err(|fault| Error::malformed(path, fault))
     }
 }

@@ -52,6 +52,7 @@ pub(super) fn rebuilt(module: &str, name: &str) -> Option<Rebuilt> {
             Rebuilt::Other("a meta tensor: it has a shape and no data")
         }
         ("torch._utils", "_rebuild_nested_tensor") => Rebuilt::Other("a nested tensor"),
+        ("torch.nested._internal.nested_tensor", "_rebuild_njt") => Rebuilt::Other("a jagged nested tensor"),
         ("torch._utils", "_rebuild_wrapper_subclass") => Rebuilt::Other("a tensor of a wrapper subclass"),
         ("torch._utils", "_rebuild_device_tensor_from_numpy" | "_rebuild_xla_tensor") => {
             Rebuilt::Other("a tensor that a device wrote by way of NumPy")

@@ -147,10 +147,9 @@ impl Reader<'_> {
                         model's state_dict instead";
             return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what: what.into() });
         }
-        if archive.exported {
-            let what = "an archive of torch.export: a program, and weights that belong to it, which are not read; save the \
-                        model's state_dict instead";
-            return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what: what.into() });
+        if let Some(other) = archive.other {
+            let what = format!("{}; it is not read: save the model's state_dict instead", other.what);
+            return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what });
         }
         self.demand(&archive.directory.findings)?;
         let (bytes, member) = match archive.pickle().map_err(|error| self.io(error))? {

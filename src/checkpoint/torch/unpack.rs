@@ -5,19 +5,20 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 
-use super::archive::Archive;
+use super::archive::{Archive, EXPORT, PACKAGE, SERVED};
 use super::audit::Audit;
 use super::bytes::{Ahead, Bytes, Memory, Section, read_vec};
 use super::hunt::Place;
 use super::objects::Objects;
 use super::pickled::Pickled;
 use super::zip::{Entry, Method, Placed};
-use super::{concat, legacy, members};
-use crate::checkpoint::finding::{self, Finding};
+use super::{Kind, concat, legacy, members, recognise};
+use crate::checkpoint::finding::{self, Finding, Severity};
 use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
 
 /// Archives within archives that are looked into.
 pub(super) const MOST_NESTED: usize = 3;
+const TOO_DEEP: &str = "archives within archives within archives: not looked into";
 /// Bytes at the beginning of a member that show whether it is a pickle.
 const FIRST_READ: u64 = 64 << 10;
 
@@ -34,13 +35,16 @@ impl Audit {
         if !archive.script && !archive.directory.entries.is_empty() && archive.member("data.pkl").is_none() {
             self.format = "zip";
         }
-        if archive.exported {
-            self.format = "torch-export";
-            let what = "an archive of torch.export: a program, which torch.export.load builds, and its weights";
-            self.add(Finding::notice("torch-export", what));
+        if let Some(other) = archive.other {
+            self.format = other.format;
+            self.add(Finding::notice(other.format, other.what));
         }
+        self.code(&archive);
         self.checksums(&archive)?;
-        let referenced = if archive.exported { HashSet::new() } else { self.main_pickle(&archive, bytes.len())? };
+        let referenced = match archive.other {
+            Some(_) => HashSet::new(),
+            None => self.main_pickle(&archive, bytes.len())?,
+        };
         let main = archive.member("data.pkl").map(|entry| entry.header);
         let mut seen = HashSet::new();
         for entry in archive.directory.entries.iter().filter(|entry| Some(entry.header) != main) {
@@ -55,8 +59,26 @@ impl Audit {
         Ok(())
     }
 
-    /// Archives one after the other. Returns whether that is all that the file can be taken for: under a name that
-    /// `torch.load` is given it may be another archive.
+    /// Members that a reader of such an archive would run, whatever its pickles say.
+    fn code(&mut self, archive: &Archive) {
+        let native = "native code, or what belongs to it: torch.export.load would run it";
+        let python = "Python code, which whoever imports it or serves the model would run";
+        for entry in &archive.directory.entries {
+            let name = entry.name.to_ascii_lowercase();
+            let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+            let found = match archive.other {
+                None => return,
+                Some(EXPORT) if name.contains("/aotinductor/") || ends(&[".so", ".dll", ".dylib", ".pyd"]) => {
+                    Finding::new("native-code", Severity::Dangerous, native)
+                }
+                Some(PACKAGE | SERVED) if ends(&[".py", ".pyc"]) => Finding::suspicious("python-code", python),
+                Some(_) => continue,
+            };
+            self.add(found.within(&entry.name));
+        }
+    }
+
+    /// Archives one after the other. Returns whether it is that.
     pub(super) fn archives(&mut self, bytes: &dyn Bytes) -> io::Result<bool> {
         let Some(archives) = concat::archives(bytes)? else { return Ok(false) };
         let what = format!("{} archives one after the other, as a distributed checkpoint holds them", archives.len());
@@ -65,7 +87,7 @@ impl Audit {
             self.archives.insert((start, end));
             self.zip(&Section { whole: bytes, start, len: end - start }, MOST_NESTED)?;
         }
-        Ok(self.path.extension().is_some_and(|extension| extension == "distcp"))
+        Ok(true)
     }
 
     fn checksums(&mut self, archive: &Archive) -> io::Result<()> {
@@ -156,14 +178,25 @@ impl Audit {
         if !seen.insert((entry.placed(), named)) || !self.spend(entry.len.min(FIRST_READ)) {
             return Ok(());
         }
-        if nested > 0 && beginning_of(bytes, entry, 4)?.is_some_and(|beginning| beginning == b"PK\x03\x04") {
-            return self.inner_archive(bytes, entry, nested - 1);
+        if beginning_of(bytes, entry, 4)?.is_some_and(|beginning| beginning == b"PK\x03\x04") {
+            return match nested.checked_sub(1) {
+                Some(nested) => self.inner_archive(bytes, entry, nested),
+                None => {
+                    self.add(Finding::suspicious("resource-limit", TOO_DEEP).within(&entry.name));
+                    Ok(())
+                }
+            };
         }
         if (!named && !may_be_pickle(bytes, entry)?) || !self.spend(entry.len) {
             return Ok(());
         }
         let content = self.bytes_of(bytes, entry)?;
         let content = Memory(&content);
+        if self.holds_files() && recognise(content.0, content.len()) == Some(Kind::Legacy) {
+            let found = self.inside(&finding::name(&entry.name), |audit| audit.legacy(&content))?;
+            self.parts.extend(found);
+            return Ok(());
+        }
         let pickled = legacy::run_at(&content, 0, Some(&entry.name))?;
         if !named && pickled.is_pickle() {
             self.add(Finding::suspicious("extra-pickle", "a pickle where a storage should be").within(&entry.name));
@@ -174,27 +207,34 @@ impl Audit {
         Ok(())
     }
 
+    /// Whether members are files of their own, each as somebody saved it.
+    fn holds_files(&self) -> bool {
+        !matches!(self.format, "torch-zip" | "torchscript")
+    }
+
     /// A member that is an archive itself, in which nobody expects a model.
     fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
+        let len = entry.len.max(entry.packed);
+        let Some(rest) = self.inner.checked_sub(len) else {
+            let what = "archives within archives, of far more bytes than the file has: not all of them were looked at";
+            self.add(Finding::suspicious("resource-limit", what));
+            return Ok(());
+        };
+        self.inner = rest;
         let found = self.inside(&finding::name(&entry.name), |audit| {
-            match entry.data.filter(|_| entry.method == Some(Method::Stored)) {
-                Some(start) if audit.spend(entry.packed) => {
-                    audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested)
-                }
-                None if entry.len > MAX_PICKLE_BYTES => {
-                    let what = format!("a packed archive of {} bytes: not looked into", entry.len);
-                    audit.add(Finding::suspicious("resource-limit", what));
-                    Ok(())
-                }
-                None if audit.spend(entry.len) => {
-                    let content = audit.bytes_of(bytes, entry)?;
-                    audit.zip(&Memory(&content), nested)
-                }
-                _ => Ok(()),
+            if let Some(start) = entry.data.filter(|_| entry.method == Some(Method::Stored)) {
+                return audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested);
             }
+            if entry.len > MAX_PICKLE_BYTES {
+                let what = format!("a packed archive of {} bytes: not looked into", entry.len);
+                audit.add(Finding::suspicious("resource-limit", what));
+                return Ok(());
+            }
+            let content = audit.bytes_of(bytes, entry)?;
+            audit.zip(&Memory(&content), nested)
         })?;
         let expected = |finding: &Finding| !matches!(finding.rule, "pickle-missing" | "ambiguous-root");
-        self.findings.extend(found.into_iter().filter(expected));
+        self.parts.extend(found.into_iter().filter(expected));
         Ok(())
     }
 
@@ -212,8 +252,10 @@ impl Audit {
     /// Bytes that belong to no member: whatever could be read there is looked at.
     fn stray(&mut self, part: &Section<'_, dyn Bytes + '_>, nested: usize) -> io::Result<()> {
         let beginning = read_vec(part, 0, part.len().min(4))?;
-        if beginning.starts_with(b"PK") && nested > 0 {
-            return self.zip(part, nested - 1);
+        match nested.checked_sub(1).filter(|_| beginning.starts_with(b"PK")) {
+            Some(nested) => return self.zip(part, nested),
+            None if beginning.starts_with(b"PK\x03\x04") => self.add(Finding::suspicious("resource-limit", TOO_DEEP)),
+            None => {}
         }
         self.region(Place::of(part, None))
     }
@@ -239,11 +281,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::checkpoint::finding::Severity;
 
     #[test]
     fn bytes_beyond_the_limit_are_not_run_and_that_is_told() {
-        let mut audit = Audit::new(Path::new("file"));
+        let mut audit = Audit::new(Path::new("file"), 0);
         audit.spare = 10;
         assert!(audit.spend(6) && audit.findings.is_empty());
         assert!(!audit.spend(5) && audit.spend(4));

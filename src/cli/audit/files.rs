@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vramp::Error;
+use vramp::checkpoint::Severity;
 use vramp::checkpoint::torch::audit::{self, Audit, Items, Verdict};
 
 use super::super::interrupt::Interrupt;
@@ -113,10 +114,19 @@ fn is_other(audit: &Audit) -> bool {
     let is = |ends: &[&str]| end.as_deref().is_some_and(|end| ends.contains(&end));
     let instead = || audit.findings.iter().any(|finding| matches!(finding.rule, "empty-file" | "not-weights"));
     match audit.format {
+        _ if is_alarming(audit) => false,
         "unknown" => !(is(WEIGHTS) || is(FOREIGN) && instead()),
         "zip" => !is(WEIGHTS) && audit.verdict <= Verdict::Malformed,
         _ => false,
     }
+}
+
+/// Whether something was found that texts and pictures do not have by chance, as an opcode and two lines.
+fn is_alarming(audit: &Audit) -> bool {
+    audit.findings.iter().any(|finding| match finding.severity {
+        Severity::Suspicious => finding.rule != "global-not-allowed" || finding.member.is_some(),
+        severity => severity > Severity::Suspicious,
+    })
 }
 
 /// The end of a file's name, without those of downloads that are not over.

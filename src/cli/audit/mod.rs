@@ -17,7 +17,7 @@ use vramp::checkpoint::{Finding, Severity};
 use self::files::{Looked, Unreadable};
 use super::args::{AuditArgs, AuditFormat, FailOn};
 use super::interrupt::Interrupt;
-use super::output::{Failure, Output};
+use super::output::{Failure, Output, even_unheard};
 use super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
 
 /// All files together.
@@ -39,11 +39,11 @@ struct Summary<'a> {
 pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut looked = files::look(&args.path, interrupt)?;
     let verdict = looked.audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Clean);
-    match if output.json { AuditFormat::Json } else { args.format } {
-        AuditFormat::Json => output.json(&summary(&args.path, verdict, &looked))?,
-        AuditFormat::Sarif => output.json(&sarif(&looked))?,
-        AuditFormat::Text => output.text(&report(&looked))?,
-    }
+    even_unheard(match if output.json { AuditFormat::Json } else { args.format } {
+        AuditFormat::Json => output.json(&summary(&args.path, verdict, &looked)),
+        AuditFormat::Sarif => output.json(&sarif(&looked)),
+        AuditFormat::Text => output.text(&report(&looked)),
+    })?;
     if !looked.unreadable.is_empty() {
         return Err(looked.unreadable.swap_remove(0).failure);
     }
