@@ -122,7 +122,8 @@ advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are b
 const CONVERT_EXAMPLES: &str = "\
 OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the
 folder that it lies in is there. Files are written under temporary names (.vramp-*.tmp), synced, and
-put in place in one step: readers find the old checkpoint or the new one. IN may be OUT.
+put in place in one step: readers find the old checkpoint or the new one. IN may be OUT. Ctrl-C removes
+what was written; where that is 10 GB and more, the file system takes a few seconds for it.
 
 Examples:
   vramp convert ./Llama-3.1-8B llama.safetensors             many files to one
