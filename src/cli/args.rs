@@ -664,9 +664,10 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Size of the checkpoint; 1GiB, or less where memory or disk is short.
+    /// Size of the checkpoint; 1GiB, or less where memory or disk is short, down to 64MiB.
     ///
-    /// It takes that much disk, and twice that much memory: the weights as loaded and as they lie in the page cache.
+    /// It takes that much disk, and twice that much memory: the weights as loaded and as they lie in the page cache. What is
+    /// asked for is not made smaller, and may be as little as 1MiB.
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     pub(crate) bytes: Option<u64>,
     /// The folder to work in; a folder of its own is made in it.

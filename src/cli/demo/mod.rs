@@ -24,7 +24,11 @@ use super::text;
 use checkpoint::Made;
 
 const DEFAULT_BYTES: u64 = 1 << 30;
+/// The least that can be asked for.
 const LEAST_BYTES: u64 = 1 << 20;
+
+/// The least that is made where nothing was asked for: what is loaded in less than a few milliseconds shows no bandwidth.
+const LEAST_UNASKED_BYTES: u64 = 64 << 20;
 
 /// What the program, its staging and its buffers take beside the weights.
 const SLACK_BYTES: u64 = 192 << 20;
@@ -198,7 +202,7 @@ fn size(asked: Option<u64>, folder: &Folder, warnings: &mut Vec<String>) -> Resu
         let place = folder.path().parent().unwrap_or(folder.path()).display();
         format!("{} of disk are needed in {place} and {} are free", text::both(needed), text::both(disk))
     };
-    if asked.is_none() && most >= 64 * LEAST_BYTES {
+    if asked.is_none() && most >= LEAST_UNASKED_BYTES {
         warnings.push(format!("{which}: the checkpoint has {} instead of {}", text::both(most), text::both(wanted)));
         return Ok(most);
     }
