@@ -180,6 +180,12 @@ fn an_audit_names_what_would_run_and_its_exit_status_says_how_bad_it_is() {
     let sarif: serde_json::Value = serde_json::from_str(&vramp(&["audit", whole, "--format", "sarif"]).out).unwrap();
     let results = sarif["runs"][0]["results"].as_array().unwrap();
     assert!(results.iter().any(|result| result["ruleId"] == "global-denied" && result["level"] == "error"), "{sarif}");
+    assert_eq!(vramp(&["audit", &good, "--json", "--format", "json"]).json()["verdict"], "clean");
+    for other in ["sarif", "text"] {
+        let said = vramp(&["audit", &good, "--format", other, "--json"]);
+        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "two formats, and only one output");
+        assert_eq!(said.error()["kind"], "usage");
+    }
 }
 
 // ---- results

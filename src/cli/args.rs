@@ -457,9 +457,9 @@ pub(crate) struct AuditArgs {
     /// A file, or a folder of files.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// How to print what was found.
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub(crate) format: AuditFormat,
+    /// How to print what was found; without it as text, with --json as JSON.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<AuditFormat>,
     /// From which finding on the exit status is 1; a malformed file is 3 whatever is said here.
     #[arg(long, value_name = "SEVERITY", default_value = "suspicious")]
     pub(crate) fail_on: FailOn,
