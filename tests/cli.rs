@@ -112,6 +112,37 @@ fn help_is_what_it_was() {
     }
 }
 
+/// The keys that a command prints stand in its help, those of what it prints on the way included.
+#[test]
+fn help_names_every_key_of_the_json() {
+    let folder = folder();
+    let path = small(folder.path());
+    let pickle = folder.path().join("pickle.bin");
+    let evil = vramp::testing::torch::Pickle::new().global("os", "getenv").text("SECRET").raw(b"\x85R0N.").bytes();
+    std::fs::write(&pickle, vramp::testing::torch::archive(&evil, &[])).unwrap();
+    let pickle = pickle.to_str().unwrap();
+    for (args, lists) in [
+        (&["inspect", &path][..], &["shards"][..]),
+        (&["load", &path], &[]),
+        (&["load", &path, "--plan-only"], &[]),
+        (&["estimate", &path, "--bandwidth", "1GB/s"], &["links", "parts"]),
+        (&["bench", &path, "--device", "null", "--quick", "--rounds", "1"], &["stages", "states"]),
+        (&["audit", pickle], &["globals", "findings"]),
+        (&["demo", "--bytes", "1MiB", "--dir", folder.path().to_str().unwrap()], &["states"]),
+    ] {
+        let said = vramp(&[args, &["--json"]].concat()).json();
+        // The demo prints what a benchmark does, and its checkpoint.
+        let command = if args[0] == "demo" { "bench" } else { args[0] };
+        let help = vramp(&[command, "--help"]).out;
+        let inside = lists.iter().filter_map(|list| said[list][0].as_object()).flat_map(|item| item.keys());
+        for key in said.as_object().unwrap().keys().chain(inside).filter(|key| *key != "checkpoint") {
+            let json = help.split("\nJSON: ").nth(1).unwrap();
+            let words: Vec<&str> = json.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            assert!(words.contains(&key.as_str()), "{args:?}: {key}");
+        }
+    }
+}
+
 #[test]
 fn version_completions_and_manual_pages() {
     assert_eq!(vramp(&["--version"]).out, format!("vramp {}\n", env!("CARGO_PKG_VERSION")));

@@ -55,7 +55,7 @@ Examples:
   vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
 JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, \
-scales: {weight: scales}, report, warnings}.";
+scales: {weight: scales}, report, warnings}; with --plan-only `plan` in place of `report`.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp \
@@ -80,9 +80,10 @@ Examples:
   vramp audit ./downloads --fail-on notice
   vramp audit model.pt --format sarif > findings.sarif
 
-JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count}], findings: [{rule, \
+JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count, member?}], findings: [{rule, \
 severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype: \
-{tensors, bytes}}, files}. verdict: clean and notice (contains only allow-listed constructs), malformed, \
+{tensors, bytes}}, files, others, unreadable: [{path, why}]}. `others` counts files of a folder that neither hold a pickle \
+nor weights. verdict: clean and notice (contains only allow-listed constructs), malformed, \
 suspicious, dangerous. `position` counts bytes within the pickle.
 Exit status 0: clean or notice, 1: suspicious or dangerous, 3: malformed.";
 
@@ -117,7 +118,7 @@ Examples:
   vramp bench ./m --quick --tune=120 --save-profile p.json    then vramp load ./m --profile p.json
 
 JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}], \
-states: [{state, proof, ceilings, prediction, loads, verdict, timeline}], warnings, fallbacks, \
+states: [{state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline}], warnings, fallbacks, \
 advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
 const CONVERT_EXAMPLES: &str = "\
 OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the \
