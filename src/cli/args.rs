@@ -23,7 +23,7 @@ Exit status:
   3    input refused: malformed, unsafe or not supported
   4    I/O: not found, no permission, disk full
   5    device: not there, out of memory; also an internal error of vramp
-  6    conflict: something is there that must not be replaced
+  6    conflict: something is there that must not be replaced, or somebody else wrote there meanwhile
   130  interrupted (Ctrl-C, SIGTERM)
 
 Units: GB is 10^9 bytes and GiB is 2^30 bytes; the unit is always printed.
