@@ -410,6 +410,15 @@ fn estimates_are_s_over_b() {
 }
 
 #[test]
+fn an_estimate_of_nothing_says_both_things_that_it_could_be_of() {
+    for args in [&["estimate"][..], &["estimate", "--dtype", "f16"], &["estimate", "--fleet", "8"]] {
+        let said = vramp(args);
+        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{args:?}");
+        assert!(said.err.contains("PATH") && said.err.contains("--parameters"), "{args:?}: {}", said.err);
+    }
+}
+
+#[test]
 fn estimates_of_a_chain_name_its_stages_in_order_and_both_times() {
     let chain = ["estimate", "--parameters", "70B", "--dtype", "f16", "--bandwidth", "disk=7GB/s", "--bandwidth"];
     let chain = [&chain[..], &["host=20GB/s", "--bandwidth", "pcie5x8"]].concat();

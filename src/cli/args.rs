@@ -543,7 +543,7 @@ pub(crate) enum TiesArg {
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArgs {
     /// A checkpoint: S is the size of its tensors.
-    #[arg(value_name = "PATH", required_unless_present_any = ["parameters", "experts"], conflicts_with_all = ["parameters", "experts", "dtype", "scales"], value_hint = ValueHint::AnyPath)]
+    #[arg(value_name = "PATH", conflicts_with_all = ["parameters", "experts", "dtype", "scales"], value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Number of parameters, as 70B, 560M or 123456, with --dtype or as 70B=f16 (repeatable).
     ///
