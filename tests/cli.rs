@@ -818,6 +818,16 @@ fn a_kept_folder_is_named_even_when_nobody_reads_stdout() {
     }
 }
 
+#[test]
+fn a_folder_that_was_kept_here_has_the_name_of_this_place() {
+    let folder = folder();
+    let said =
+        command(&["demo", "--bytes", "1MiB", "--keep", "--dir", "."]).current_dir(folder.path()).output().unwrap();
+    let (out, kept) = (String::from_utf8(said.stdout).unwrap(), demo_folders(folder.path()));
+    assert_eq!((said.status.code(), kept.len()), (Some(0), 1), "{out}");
+    assert!(out.ends_with(&format!("kept: {}\n", kept[0].display())), "{out} {kept:?}");
+}
+
 fn demo_folders(inside: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(inside).unwrap().map(|entry| entry.unwrap().path()).collect()
 }

@@ -7,7 +7,7 @@ mod checkpoint;
 
 use std::env;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use serde::Serialize;
 use tempfile::TempDir;
@@ -123,6 +123,7 @@ impl Folder {
             let what = format!("cannot {what} in {}", dir.display());
             move |source| Failure::System { what, path: Some(dir.to_owned()), source }
         };
+        let dir = path::absolute(dir).unwrap_or_else(|_| dir.to_owned()); // "." is a place and no part of a name
         let dir = tempfile::Builder::new().prefix("vramp-demo-").tempdir_in(dir).map_err(failed("make a folder"))?;
         let probe = dir.path().join("probe");
         let write = || std::fs::File::create_new(&probe).and_then(|mut file| file.write_all(b"vramp"));
