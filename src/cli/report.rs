@@ -123,7 +123,7 @@ fn details(report: &Report) -> String {
     }
     if report.staging.count > 0 {
         let size = text::binary(report.staging.bytes as u64);
-        line("staging", format!("{} buffers of {size}", report.staging.count));
+        line("staging", format!("{} of {size}", text::plural(report.staging.count as u64, "buffer")));
     }
     if report.peak_host_bytes > 0 {
         line("memory", format!("{} at the peak of this process", text::decimal(report.peak_host_bytes)));
@@ -252,6 +252,8 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
 ";
         let found = plain(&report());
         assert_eq!(found, expected, "{found}");
+        let one = Report { staging: Staging { count: 1, bytes: 4 << 10 }, ..report() };
+        assert!(plain(&one).contains("staging     1 buffer of 4 KiB\n"), "{}", plain(&one));
     }
 
     #[test]
