@@ -14,7 +14,7 @@ use super::{Layout, Target};
 use crate::checkpoint::index::Index;
 use crate::checkpoint::{FolderChoice, choose_in_folder};
 use crate::error::{Error, Listed, Result};
-use crate::fault::{counted, quoted};
+use crate::fault::{counted, quoted, sized};
 use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
 
 const SINGLE: &str = "model.safetensors";
@@ -372,7 +372,8 @@ impl Place {
         let folder = if self.missing { folder_of(&self.folder) } else { &self.folder };
         match store.free_bytes(folder) {
             Some(free) if free < needed => {
-                let what = format!("{needed} bytes are needed, {free} are free");
+                let exactly = format!("exactly {needed} and {free} bytes");
+                let what = format!("{} are needed, {} are free ({exactly})", sized(needed), sized(free));
                 let source = std::io::Error::new(std::io::ErrorKind::StorageFull, what);
                 Err(Error::io("write to", folder, source))
             }

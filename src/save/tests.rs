@@ -340,6 +340,12 @@ fn a_place_that_is_missing_full_or_something_else_is_an_error_before_any_work() 
     let full = said(&folder());
     assert_eq!((full.exit_code(), full.kind()), (4, "io"));
     assert_eq!(store.files().len(), 1);
+    let outline = Outline { name: "a".into(), dtype: Dtype::U8, shape: [4_290_000_000].into() };
+    let layout = Layout::new(Path::new("out"), vec![outline], &Notes::default(), u64::MAX).unwrap();
+    store.set_free_bytes(1_500_000_000);
+    let full = Saving::begin(&store, &Target::File("/d/large.safetensors".into()), layout, &options()).map(drop);
+    let Err(Error::Io { source, .. }) = full else { panic!("{full:?}") };
+    assert!(source.to_string().starts_with("4.29 GB are needed, 1.50 GB are free (exactly 429"), "{source}");
 }
 
 #[test]
