@@ -619,7 +619,7 @@ pub(crate) struct FleetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
