@@ -272,6 +272,15 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
+/// `512 bytes`, `1.50 MB`, `4.29 GB`.
+pub(crate) fn sized(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{bytes} bytes"),
+        1_000_000..1_000_000_000 => format!("{:.2} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
 fn plural<'a>(listed: &Listed, one: &'a str, many: &'a str) -> &'a str {
     if listed.len() == 1 { one } else { many }
 }

@@ -294,6 +294,13 @@ pub fn open_files_limit() -> io::Result<u64> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(limit.rlim_cur) }
 }
 
+/// Has what is written beyond the limit on the size of files (`ulimit -f`) fail with `EFBIG` for the whole process, which the
+/// kernel otherwise ends by a signal (`SIGXFSZ`). For programs; a library leaves signals to them.
+pub fn let_large_writes_fail() {
+    // SAFETY: takes numbers only; no handler is installed. It fails only for a number that is no signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// CPU time that the process has used so far.
 pub fn cpu_seconds() -> CpuSeconds {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();

@@ -20,9 +20,9 @@ pub struct Report {
     pub seconds: f64,
     /// `bytes / seconds / 1e9`.
     pub gb_per_s: f64,
-    /// What the stage that was the limit could have done.
+    /// T = S / B of this load, and the stage that took the time. T is that stage's where it is a matter of bandwidth.
     pub estimate: Bound,
-    /// `estimate.seconds / seconds`, at most 1.
+    /// `estimate.seconds / seconds`, at most 1: how near the load came to T, whichever stage took the time.
     pub efficiency: f64,
     /// Where the time went.
     pub stages: Stages,
@@ -52,15 +52,18 @@ pub struct Report {
     pub engine: String,
 }
 
-/// T = S / B with the B of the limiting stage.
+/// T = S / B, and the stage that was the limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bound {
-    /// B in bytes per second: the best rate that this load kept up over a quarter of its bytes (of a load below 256 MiB: the
-    /// rate from its first read to its last). What the machine could do beyond that, only a measurement of its own tells.
+    /// B in bytes per second: the best rate at which bytes arrived over a quarter of them, whichever stage held them up. Of a load
+    /// below 256 MiB: the rate of the stage, where that is [`Stage::Upload`] or [`Stage::Kernels`] (its bytes by the time in which
+    /// any were under way), else the rate from the first read to the last. What the machine could do beyond that, only a
+    /// measurement of its own tells.
     pub bandwidth: f64,
-    /// The limiting stage.
+    /// The stage that took the time. Only the first four are a matter of bandwidth; where it is another one, `bandwidth` and
+    /// `seconds` are not that stage's: they say what moving the bytes alone would have taken.
     pub bound_by: Stage,
-    /// T in seconds.
+    /// T in seconds: the bytes of the tensors divided by `bandwidth`.
     pub seconds: f64,
 }
 

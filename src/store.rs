@@ -103,6 +103,15 @@ pub trait Store: Send + Sync {
     /// When it cannot be removed.
     fn remove(&self, path: &Path) -> Result<()>;
 
+    /// The same without waiting for the bytes of a file to be freed, which may take seconds: that is done once what it gives is
+    /// dropped, or the process has ended. A storage that cannot part the two frees them at once.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    fn take_away(&self, path: &Path) -> Result<Box<dyn Send>> {
+        self.remove(path).map(|()| -> Box<dyn Send> { Box::new(()) })
+    }
+
     /// Keeps everybody else who asks out of a folder until what it gives is dropped or the process ends. Nothing is written for
     /// it. A storage without locks lets all in.
     ///
@@ -227,6 +236,12 @@ impl Store for FileStore {
         removed.map_err(|e| Error::io("remove", path, e))
     }
 
+    fn take_away(&self, path: &Path) -> Result<Box<dyn Send>> {
+        // A file that somebody holds is freed when it is let go. Where it cannot be held, removing it takes as long as it takes.
+        let held = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path);
+        self.remove(path).map(|()| -> Box<dyn Send> { Box::new(held) })
+    }
+
     fn lock(&self, folder: &Path) -> Result<Box<dyn Send>> {
         let opened = File::open(folder).map_err(|e| Error::io("open", folder, e))?;
         match os::try_lock(opened.as_fd()) {
@@ -288,6 +303,24 @@ mod tests {
         assert_eq!(mode("new"), mode("plain"), "what any program's new file gets");
         FileStore.create(&folder.path().join("asked"), Some(0o751)).unwrap().sync().unwrap();
         assert_eq!(mode("asked"), 0o751);
+    }
+
+    #[test]
+    fn a_file_that_is_taken_away_has_no_name_and_keeps_its_bytes_until_it_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        std::fs::write(&path, b"bytes").unwrap();
+        let deleted = PathBuf::from(format!("{} (deleted)", path.canonicalize().unwrap().display()));
+        let is_held = || {
+            let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|leads_to| leads_to == deleted)
+        };
+        let held = FileStore.take_away(&path).unwrap();
+        assert!(!path.exists() && is_held());
+        std::fs::remove_dir(folder.path()).unwrap();
+        drop(held);
+        assert!(!is_held());
+        assert_eq!(FileStore.take_away(&path).map(drop).unwrap_err().kind(), "not_found");
     }
 
     #[test]

@@ -112,6 +112,37 @@ fn help_is_what_it_was() {
     }
 }
 
+/// The keys that a command prints stand in its help, those of what it prints on the way included.
+#[test]
+fn help_names_every_key_of_the_json() {
+    let folder = folder();
+    let path = small(folder.path());
+    let pickle = folder.path().join("pickle.bin");
+    let evil = vramp::testing::torch::Pickle::new().global("os", "getenv").text("SECRET").raw(b"\x85R0N.").bytes();
+    std::fs::write(&pickle, vramp::testing::torch::archive(&evil, &[])).unwrap();
+    let pickle = pickle.to_str().unwrap();
+    for (args, lists) in [
+        (&["inspect", &path][..], &["shards"][..]),
+        (&["load", &path], &[]),
+        (&["load", &path, "--plan-only"], &[]),
+        (&["estimate", &path, "--bandwidth", "1GB/s"], &["links", "parts"]),
+        (&["bench", &path, "--device", "null", "--quick", "--rounds", "1"], &["stages", "states"]),
+        (&["audit", pickle], &["globals", "findings"]),
+        (&["demo", "--bytes", "1MiB", "--dir", folder.path().to_str().unwrap()], &["states"]),
+    ] {
+        let said = vramp(&[args, &["--json"]].concat()).json();
+        // The demo prints what a benchmark does, and its checkpoint.
+        let command = if args[0] == "demo" { "bench" } else { args[0] };
+        let help = vramp(&[command, "--help"]).out;
+        let inside = lists.iter().filter_map(|list| said[list][0].as_object()).flat_map(|item| item.keys());
+        for key in said.as_object().unwrap().keys().chain(inside).filter(|key| *key != "checkpoint") {
+            let json = help.split("\nJSON: ").nth(1).unwrap();
+            let words: Vec<&str> = json.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            assert!(words.contains(&key.as_str()), "{args:?}: {key}");
+        }
+    }
+}
+
 #[test]
 fn version_completions_and_manual_pages() {
     assert_eq!(vramp(&["--version"]).out, format!("vramp {}\n", env!("CARGO_PKG_VERSION")));
@@ -180,6 +211,12 @@ fn an_audit_names_what_would_run_and_its_exit_status_says_how_bad_it_is() {
     let sarif: serde_json::Value = serde_json::from_str(&vramp(&["audit", whole, "--format", "sarif"]).out).unwrap();
     let results = sarif["runs"][0]["results"].as_array().unwrap();
     assert!(results.iter().any(|result| result["ruleId"] == "global-denied" && result["level"] == "error"), "{sarif}");
+    assert_eq!(vramp(&["audit", &good, "--json", "--format", "json"]).json()["verdict"], "clean");
+    for other in ["sarif", "text"] {
+        let said = vramp(&["audit", &good, "--format", other, "--json"]);
+        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "two formats, and only one output");
+        assert_eq!(said.error()["kind"], "usage");
+    }
 }
 
 // ---- results
@@ -370,6 +407,15 @@ fn estimates_are_s_over_b() {
     let folder = folder();
     let said = vramp(&["estimate", &small(folder.path())]).out;
     assert!(said.contains("40 B") && said.contains("pcie5x16"), "{said}");
+}
+
+#[test]
+fn an_estimate_of_nothing_says_both_things_that_it_could_be_of() {
+    for args in [&["estimate"][..], &["estimate", "--dtype", "f16"], &["estimate", "--fleet", "8"]] {
+        let said = vramp(args);
+        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{args:?}");
+        assert!(said.err.contains("PATH") && said.err.contains("--parameters"), "{args:?}: {}", said.err);
+    }
 }
 
 #[test]
@@ -770,6 +816,16 @@ fn a_kept_folder_is_named_even_when_nobody_reads_stdout() {
         let kept = demo_folders(folder.path());
         assert!(kept.iter().any(|path| err.ends_with(&format!("kept: {}\n", path.display()))), "{err:?} {kept:?}");
     }
+}
+
+#[test]
+fn a_folder_that_was_kept_here_has_the_name_of_this_place() {
+    let folder = folder();
+    let said =
+        command(&["demo", "--bytes", "1MiB", "--keep", "--dir", "."]).current_dir(folder.path()).output().unwrap();
+    let (out, kept) = (String::from_utf8(said.stdout).unwrap(), demo_folders(folder.path()));
+    assert_eq!((said.status.code(), kept.len()), (Some(0), 1), "{out}");
+    assert!(out.ends_with(&format!("kept: {}\n", kept[0].display())), "{out} {kept:?}");
 }
 
 fn demo_folders(inside: &Path) -> Vec<PathBuf> {

@@ -489,6 +489,25 @@ fn a_companion_that_cannot_be_copied_is_an_error_before_any_work() {
 
 // ---- signals
 
+/// Under `ulimit -f` the kernel sends a signal that ends the process, unless it is ignored: the write fails then.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_like_a_full_disk() {
+    let folder = folder();
+    for (len, blocks) in [(100_000, 20), (24 << 20, 20_001)] {
+        let file = path(folder.path(), "in.safetensors");
+        std::fs::write(&file, safetensors(&[("a", "U8", &[len as u64], &vec![1; len])], json!({}))).unwrap();
+        for out in ["out.safetensors", "out"] {
+            let limited = format!("ulimit -f {blocks} && exec \"$@\"");
+            let vramp = ["sh", env!("CARGO_BIN_EXE_vramp"), "convert", &file, &path(folder.path(), out)];
+            let said = std::process::Command::new("sh").args(["-c", &limited]).args(vramp).output().unwrap();
+            let err = String::from_utf8(said.stderr).unwrap();
+            assert_eq!(said.status.code(), Some(4), "{err}");
+            assert!(err.contains("ulimit -f") && err.contains(".vramp-"), "{err}");
+            assert_eq!(names(folder.path()), ["in.safetensors"]);
+        }
+    }
+}
+
 /// A checkpoint that takes seconds to write, of 8 GiB, all of it a hole.
 fn large(folder: &Path) -> String {
     let len: u64 = 4 << 30;

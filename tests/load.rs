@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vramp::checkpoint::Selection;
+use vramp::convert::Float;
 use vramp::device::{Arena, CpuDevice, Device, DeviceLimits, NullDevice, Stream};
-use vramp::load::{Cancel, Loaded, Loader, Observer, TransferOptions};
+use vramp::load::{Cancel, Convert, Loaded, Loader, Observer, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
-use vramp::report::Staging;
+use vramp::report::{Stage, Staging};
 use vramp::source::{Completed, Fallbacks, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
 use vramp::staging::StagingPool;
-use vramp::testing::{FaultySource, Gate, LazyDevice, MemoryFile, Random, ShuffledQueue, Synthetic, Trouble, watched};
+use vramp::testing::{
+    FaultySource, Gate, LazyDevice, MemoryFile, Pace, PacedDevice, Random, ShuffledQueue, Synthetic, Trouble, watched,
+};
 use vramp::{Error, Result};
 
 fn as_is(_shard: u32, file: MemoryFile) -> MemoryFile {
@@ -426,4 +429,21 @@ fn loaded_tensors_can_be_sent_and_shared() {
     fn check<T: Send + Sync>() {}
     check::<Loaded>();
     check::<vramp::tensor::Tensor>();
+}
+
+/// All is read at once into staging buffers, and then goes through something slow: its rate is the one that is given.
+#[test]
+fn the_bandwidth_of_a_small_load_is_that_of_the_stage_that_is_named() {
+    const SLOW: f64 = 4e6;
+    const FAST: f64 = 1e12;
+    let convert = Some(Convert { to: Float::F32, allow_overflow: true });
+    for (stage, link, kernels, convert) in [(Stage::Upload, SLOW, FAST, None), (Stage::Kernels, FAST, SLOW, convert)] {
+        let synthetic = Synthetic::new(12, 1, 400_000, as_is);
+        let device = Arc::new(PacedDevice::new(Pace::new(link), Pace::new(kernels)));
+        let staging = Some(Staging { count: 16, bytes: 256 << 10 });
+        let options = TransferOptions { staging, convert, ..TransferOptions::default() };
+        let report = load_with(&mut loader(device, options, &synthetic), &synthetic).unwrap().report;
+        assert_eq!(report.estimate.bound_by, stage, "{report:#?}");
+        assert!(report.estimate.bandwidth <= SLOW * 1.01, "{report:#?}");
+    }
 }

@@ -23,7 +23,7 @@ Exit status:
   3    input refused: malformed, unsafe or not supported
   4    I/O: not found, no permission, disk full
   5    device: not there, out of memory; also an internal error of vramp
-  6    conflict: something is there that must not be replaced
+  6    conflict: something is there that must not be replaced, or somebody else wrote there meanwhile
   130  interrupted (Ctrl-C, SIGTERM)
 
 Units: GB is 10^9 bytes and GiB is 2^30 bytes; the unit is always printed.
@@ -33,13 +33,13 @@ HF_HUB_CACHE and HF_HOME say where the Hugging Face cache lies; nothing is ever 
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   vramp inspect ./Llama-3.1-8B                     what is in it, by type and by tensor
-  vramp inspect ./Llama-3.1-8B --tree              the same as a tree; layers that are alike are shown once
+  vramp inspect ./Llama-3.1-8B --tree              as a tree; layers that are alike are shown once
   vramp inspect model.safetensors --plan           what a load would read, by which route
   vramp inspect ./m --include '*.layers.0.*'       only these tensors
   vramp inspect ./m --json | jq '.dtypes'
 
-JSON: {path, format, shards: [{path, bytes}], metadata, total_bytes, parameters, dtypes,
-tensors: {name: {dtype, shape, shard, offset, bytes}}, ties?: {alias: name}, skipped?, warnings}. `shard` counts from 0 in
+JSON: {path, format, shards: [{path, bytes}], metadata, total_bytes, parameters, dtypes, \
+tensors: {name: {dtype, shape, shard, offset, bytes}}, ties?: {alias: name}, skipped?, warnings}. `shard` counts from 0 in \
 `shards`; `offset` counts bytes from the start of that file.";
 
 const LOAD_EXAMPLES: &str = "\
@@ -54,12 +54,12 @@ Examples:
   vramp load ./m --digests --json | jq -r '.tensors[].sha256'
   vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
-JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}},
-scales: {weight: scales}, report, warnings}.";
+JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, \
+scales: {weight: scales}, report, warnings}; with --plan-only `plan` in place of `report`.";
 
 const VERIFY_EXAMPLES: &str = "\
-SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp
-inspect` is one too), or another checkpoint, whose names, types and shapes are then demanded.
+SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp \
+inspect` is one too), or another checkpoint, whose names, types and shapes are then demanded. \
 Everything that differs is listed, not only the first.
 
 Examples:
@@ -72,7 +72,7 @@ JSON: {ok, missing, unexpected, shape_mismatch, dtype_mismatch, ties, suggestion
 Exit status 0: it matches, 1: it does not.";
 
 const AUDIT_EXAMPLES: &str = "\
-Files are recognised by their content, whatever they are called. Nothing of them is executed. Of a folder
+Files are recognised by their content, whatever they are called. Nothing of them is executed. Of a folder \
 every file is looked at that could hold weights or code.
 
 Examples:
@@ -80,9 +80,10 @@ Examples:
   vramp audit ./downloads --fail-on notice
   vramp audit model.pt --format sarif > findings.sarif
 
-JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count}], findings: [{rule,
-severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype:
-{tensors, bytes}}, files}. verdict: clean and notice (contains only allow-listed constructs), malformed,
+JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count, member?}], findings: [{rule, \
+severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype: \
+{tensors, bytes}}, files, others, unreadable: [{path, why}]}. `others` counts files of a folder that neither hold a pickle \
+nor weights. verdict: clean and notice (contains only allow-listed constructs), malformed, \
 suspicious, dangerous. `position` counts bytes within the pickle.
 Exit status 0: clean or notice, 1: suspicious or dangerous, 3: malformed.";
 
@@ -95,18 +96,18 @@ Examples:
   vramp estimate --parameters 70B --dtype f16 --fleet 64
   vramp estimate ./m --fleet 64 --shared 5GB/s,40GB/s --nvme nvme-gen4,5GB/s --nic 200gbe
 
-A load runs its stages at the same time, so the slowest link decides: T = S/B. Where each named
+A load runs its stages at the same time, so the slowest link decides: T = S/B. Where each named \
 bandwidth comes from stands in docs/links.md; what a fleet's figures assume, in docs/scaling.md.
 
-JSON: {bytes, parameters, dtype, parts: [{parameters, dtype, copies}], scale_bytes, links: [{name,
-bytes_per_second, seconds}], chain, bound_by, seconds, seconds_one_by_one, warnings}, and with
---fleet also fleet: {hosts, .., ways: [{way, seconds, limit, from, storage_bytes, spread}], best,
+JSON: {bytes, parameters, dtype, parts: [{parameters, dtype, copies}], scale_bytes, links: [{name, \
+bytes_per_second, seconds}], chain, bound_by, seconds, seconds_one_by_one, warnings}, and with \
+--fleet also fleet: {hosts, .., ways: [{way, seconds, limit, from, storage_bytes, spread}], best, \
 flips: [{hosts, way}]}; there are no links then, and seconds is null. No limit is null, too.";
 
 const BENCH_EXAMPLES: &str = "\
-Each stage of a load is measured alone (the storage by size and number of reads, the page cache, the
-link to the device, ...), T = S/B is predicted from the slowest, and the checkpoint is loaded cold
-(dropped from the page cache, and the kernel asked whether it is gone) and warm, the stages measured
+Each stage of a load is measured alone (the storage by size and number of reads, the page cache, the \
+link to the device, ...), T = S/B is predicted from the slowest, and the checkpoint is loaded cold \
+(dropped from the page cache, and the kernel asked whether it is gone) and warm, the stages measured \
 again in turn with the loads. The verdict says what the limit is and what to change.
 
 Examples:
@@ -114,15 +115,16 @@ Examples:
   vramp bench ./Llama-3.1-8B --html report.html      with charts, in one file that fetches nothing
   vramp bench ./m --device cpu --rounds 9 --csv samples.csv
   vramp bench ./m --json | jq -r .advice.cold
-  vramp bench ./m --quick --tune=120 --save-profile here.json    then vramp load ./m --profile here.json
+  vramp bench ./m --quick --tune=120 --save-profile p.json    then vramp load ./m --profile p.json
 
-JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}],
-states: [{state, proof, ceilings, prediction, loads, verdict, timeline}], warnings, fallbacks,
+JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}], \
+states: [{state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline}], warnings, fallbacks, \
 advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
 const CONVERT_EXAMPLES: &str = "\
-OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the
-folder that it lies in is there. Files are written under temporary names (.vramp-*.tmp), synced, and
-put in place in one step: readers find the old checkpoint or the new one. IN may be OUT.
+OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the \
+folder that it lies in is there. Files are written under temporary names (.vramp-*.tmp), synced, and \
+put in place in one step: readers find the old checkpoint or the new one. IN may be OUT. Ctrl-C removes \
+what was written; where that is 10 GB and more, the file system takes a few seconds for it.
 
 Examples:
   vramp convert ./Llama-3.1-8B llama.safetensors             many files to one
@@ -131,13 +133,13 @@ Examples:
   vramp convert ddp.safetensors clean.safetensors --strip-prefix module. --check
   vramp convert ./m ./text-only --exclude 'vision_tower.*' --copy-files
 
-JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales},
+JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales}, \
 ties: {alias: name}, copied, warnings}.";
 
 const DEMO_EXAMPLES: &str = "\
-It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures
-what the storage and the memory of this machine can do, loads the checkpoint cold (dropped from
-the page cache, and the kernel asked whether it is gone) and warm, and compares both loads with
+It writes a checkpoint shaped like a llama (BF16, several shards, Hugging Face names), measures \
+what the storage and the memory of this machine can do, loads the checkpoint cold (dropped from \
+the page cache, and the kernel asked whether it is gone) and warm, and compares both loads with \
 T = S/B. The folder is removed afterwards, also after Ctrl-C.
 
 Examples:
@@ -456,9 +458,9 @@ pub(crate) struct AuditArgs {
     /// A file, or a folder of files.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// How to print what was found.
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub(crate) format: AuditFormat,
+    /// How to print what was found; without it as text, with --json as JSON.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<AuditFormat>,
     /// From which finding on the exit status is 1; a malformed file is 3 whatever is said here.
     #[arg(long, value_name = "SEVERITY", default_value = "suspicious")]
     pub(crate) fail_on: FailOn,
@@ -541,7 +543,7 @@ pub(crate) enum TiesArg {
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArgs {
     /// A checkpoint: S is the size of its tensors.
-    #[arg(value_name = "PATH", required_unless_present_any = ["parameters", "experts"], conflicts_with_all = ["parameters", "experts", "dtype", "scales"], value_hint = ValueHint::AnyPath)]
+    #[arg(value_name = "PATH", conflicts_with_all = ["parameters", "experts", "dtype", "scales"], value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Number of parameters, as 70B, 560M or 123456, with --dtype or as 70B=f16 (repeatable).
     ///
@@ -617,7 +619,7 @@ pub(crate) struct FleetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A safetensors file, a folder in Hugging Face's layout, an index.json, or the name of a model in the local cache.
+    /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
@@ -663,9 +665,10 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Size of the checkpoint; 1GiB, or less where memory or disk is short.
+    /// Size of the checkpoint; 1GiB, or less where memory or disk is short, down to 64MiB.
     ///
-    /// It takes that much disk, and twice that much memory: the weights as loaded and as they lie in the page cache.
+    /// It takes that much disk, and twice that much memory: the weights as loaded and as they lie in the page cache. What is
+    /// asked for is not made smaller, and may be as little as 1MiB.
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     pub(crate) bytes: Option<u64>,
     /// The folder to work in; a folder of its own is made in it.

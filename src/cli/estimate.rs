@@ -48,10 +48,7 @@ pub(crate) fn run(args: &EstimateArgs, output: Output) -> Result<(), Failure> {
 }
 
 fn model(args: &EstimateArgs) -> Result<Model, Failure> {
-    if args.path.is_none() {
-        return typed(args);
-    }
-    let path = args.path.as_ref().ok_or_else(|| Failure::Usage("a PATH or --parameters is needed".to_owned()))?;
+    let Some(path) = &args.path else { return typed(args) };
     let checkpoint = Checkpoint::open_with(path, &options::open(&args.how))?;
     let mut by_type: BTreeMap<String, Weights> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
@@ -67,6 +64,10 @@ fn model(args: &EstimateArgs) -> Result<Model, Failure> {
 
 fn typed(args: &EstimateArgs) -> Result<Model, Failure> {
     let parts = args.parameters.iter().chain(&args.experts);
+    if parts.clone().next().is_none() {
+        let what = "how many bytes? Name a checkpoint (PATH), or say --parameters 70B --dtype f16, or --experts";
+        return Err(Failure::Usage(what.to_owned()));
+    }
     if args.dtype.is_some() && parts.clone().all(|part| part.dtype.is_some()) {
         return Err(Failure::Usage(
             "--dtype is for numbers without a type, and all of them have one: leave it out".to_owned(),

@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM: throw the library's cancel switch, and make sure that the process ends within a second.
+//! Ctrl-C and SIGTERM: throw the library's cancel switch, and make sure that the process ends within a second (of a save that has
+//! written 10 GB and more: within a few, which the file system takes to free them).
 //!
 //! The first signal asks politely; a watchdog ends the process when that does not help (a read from a dead server never
 //! returns). A second signal ends it at once. A temporary folder that is registered here, and what a save has not finished,

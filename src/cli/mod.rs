@@ -36,6 +36,7 @@ use std::sync::OnceLock;
 use clap::Parser;
 use clap::error::ErrorKind;
 use vramp::Error;
+use vramp::os;
 
 use args::{Arguments, Command};
 use interrupt::Interrupt;
@@ -49,6 +50,7 @@ pub(crate) fn main() -> u8 {
     panic::set_hook(Box::new(|info| {
         let _ = PANIC.set(info.to_string());
     }));
+    os::let_large_writes_fail(); // else the kernel ends the program in the middle of a save, and nothing is removed
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return not_understood(&error),

@@ -28,20 +28,26 @@ fn headline(report: &Report) -> String {
     format!("loaded  {headline}  ({tensors} to {})\n", text::escape(&report.device))
 }
 
-/// T = S/B and how near the load came to it.
+/// T = S/B and how near the load came to it; where the time went to something else, what the bytes alone would have taken.
 fn limit(report: &Report) -> String {
     let bound = &report.estimate;
     if report.bytes == 0 || bound.bandwidth <= 0.0 {
         return "limit   none: no byte had to move\n".to_owned();
     }
     let efficiency = text::styled(efficiency_style(report.efficiency), text::percent(report.efficiency));
-    format!(
-        "limit   {}: T = S/B = {} / {} = {}; reached {efficiency} of it\n",
-        stage_name(bound.bound_by),
-        text::decimal(report.bytes),
-        text::rate(bound.bandwidth),
-        text::seconds(bound.seconds),
-    )
+    let stage = stage_name(bound.bound_by);
+    let (bytes, rate) = (text::decimal(report.bytes), text::rate(bound.bandwidth));
+    let division = format!("{bytes} / {rate} = {}", text::seconds(bound.seconds));
+    if moves_bytes(bound.bound_by) {
+        format!("limit   {stage}: T = S/B = {division}; reached {efficiency} of it\n")
+    } else {
+        format!("limit   {stage}; S/B alone = {division}, {efficiency} of the time\n")
+    }
+}
+
+/// Whether a stage takes longer the more bytes there are, so that S/B can be its time.
+fn moves_bytes(stage: Stage) -> bool {
+    matches!(stage, Stage::Storage | Stage::PageCache | Stage::Upload | Stage::Kernels)
 }
 
 pub(crate) fn efficiency_style(efficiency: f64) -> anstyle::Style {
@@ -117,7 +123,7 @@ fn details(report: &Report) -> String {
     }
     if report.staging.count > 0 {
         let size = text::binary(report.staging.bytes as u64);
-        line("staging", format!("{} buffers of {size}", report.staging.count));
+        line("staging", format!("{} of {size}", text::plural(report.staging.count as u64, "buffer")));
     }
     if report.peak_host_bytes > 0 {
         line("memory", format!("{} at the peak of this process", text::decimal(report.peak_host_bytes)));
@@ -246,6 +252,20 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
 ";
         let found = plain(&report());
         assert_eq!(found, expected, "{found}");
+        let one = Report { staging: Staging { count: 1, bytes: 4 << 10 }, ..report() };
+        assert!(plain(&one).contains("staging     1 buffer of 4 KiB\n"), "{}", plain(&one));
+    }
+
+    #[test]
+    fn a_limit_that_is_no_bandwidth_is_given_none() {
+        let estimate = Bound { bandwidth: 62.2e9, bound_by: Stage::Planning, seconds: 0.00659 };
+        let small = Report { bytes: 410_000_000, seconds: 0.22, efficiency: 0.03, estimate, ..report() };
+        let expected = "limit   selecting and planning; S/B alone = 410 MB / 62.2 GB/s = 6.59 ms, 3 % of the time\n";
+        assert!(plain(&small).contains(expected), "{}", plain(&small));
+        for stage in [Stage::Headers, Stage::SetUp, Stage::Bookkeeping, Stage::Staging] {
+            let other = Report { estimate: Bound { bound_by: stage, ..report().estimate }, ..report() };
+            assert!(!plain(&other).contains("T = "), "{}", plain(&other));
+        }
     }
 
     #[test]

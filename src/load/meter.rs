@@ -134,9 +134,8 @@ impl Meter {
         self.stages.reading.seconds = self.lanes.iter().copied().fold(0.0, f64::max);
         let waited = self.stages.wait_read.seconds + self.stages.wait_upload.seconds;
         self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
-        let read_seconds = self.stages.read.seconds.max(f64::MIN_POSITIVE);
-        let bandwidth =
-            best_rate(&self.samples, RATE_WINDOW_BYTES).unwrap_or(self.stages.read.bytes as f64 / read_seconds);
+        let bound_by = self.bound_by(prepared, seconds);
+        let bandwidth = best_rate(&self.samples, RATE_WINDOW_BYTES).unwrap_or_else(|| self.rate_of(bound_by));
         let least = if bandwidth > 0.0 { bytes as f64 / bandwidth } else { 0.0 };
         Report {
             bytes,
@@ -144,7 +143,7 @@ impl Meter {
             names: plan.names(),
             seconds,
             gb_per_s: bytes as f64 / seconds.max(f64::MIN_POSITIVE) / 1e9,
-            estimate: Bound { bandwidth, bound_by: self.bound_by(prepared, seconds), seconds: least },
+            estimate: Bound { bandwidth, bound_by, seconds: least },
             efficiency: (least / seconds.max(f64::MIN_POSITIVE)).min(1.0),
             stages: self.stages,
             routes: self.routes,
@@ -160,6 +159,20 @@ impl Meter {
             product: String::new(),
             engine: String::new(),
         }
+    }
+
+    /// How fast bytes went through a stage, over all the time that it took; through one without bytes of its own: how fast they
+    /// were read. For loads that are too small for a window.
+    #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
+    fn rate_of(&self, stage: Stage) -> f64 {
+        let stages = &self.stages;
+        let (bytes, seconds) = match stage {
+            Stage::Upload => (stages.upload.bytes, stages.uploading.seconds),
+            // Threads that convert at once add up to more than the time in which they do.
+            Stage::Kernels => (stages.kernels.bytes, stages.kernels.seconds.min(stages.uploading.seconds)),
+            _ => (stages.read.bytes, stages.read.seconds),
+        };
+        bytes as f64 / seconds.max(f64::MIN_POSITIVE)
     }
 
     /// Names the stage that took the time.

@@ -14,7 +14,7 @@ use super::{Layout, Target};
 use crate::checkpoint::index::Index;
 use crate::checkpoint::{FolderChoice, choose_in_folder};
 use crate::error::{Error, Listed, Result};
-use crate::fault::{counted, quoted};
+use crate::fault::{counted, quoted, sized};
 use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
 
 const SINGLE: &str = "model.safetensors";
@@ -41,16 +41,20 @@ struct State {
 }
 
 impl Leftovers {
-    /// Removes them, and has the save fail if it goes on. A save that has been put in place stays.
+    /// Removes them, and has the save fail if it goes on. A save that has been put in place stays. First all names go; that the
+    /// storage then frees the bytes may take it seconds, and happens also when the process ends meanwhile.
     pub fn remove(&self, store: &dyn Store) {
         let mut state = self.state();
         state.closed = true;
-        state.remove(store);
+        let held = state.take_away(store);
+        drop(state); // nobody has to wait for the bytes
+        drop(held);
     }
 
     /// Removes them.
     pub(super) fn take_back(&self, store: &dyn Store) {
-        self.state().remove(store);
+        let held = self.state().take_away(store);
+        drop(held);
     }
 
     /// Makes a new file with a temporary name.
@@ -92,12 +96,22 @@ impl Leftovers {
 }
 
 impl State {
-    /// The last first: a folder is empty then.
-    fn remove(&mut self, store: &dyn Store) {
+    /// The last first: a folder is empty then. None waits until the bytes of those before it are freed: a process that ends
+    /// meanwhile would leave it behind.
+    fn take_away(&mut self, store: &dyn Store) -> Vec<Box<dyn Send>> {
+        let mut held = Vec::new();
         for path in std::mem::take(&mut self.paths).iter().rev() {
-            // What cannot be removed has a name that says what it is.
-            let _ = store.remove(path);
+            match store.take_away(path) {
+                Ok(bytes) => held.push(bytes),
+                Err(_) => {
+                    // NFS keeps a file that is held under another name, and with it the folder. What cannot be removed even then
+                    // has a name that says what it is.
+                    held.clear();
+                    let _ = store.remove(path);
+                }
+            }
         }
+        held
     }
 }
 
@@ -358,7 +372,8 @@ impl Place {
         let folder = if self.missing { folder_of(&self.folder) } else { &self.folder };
         match store.free_bytes(folder) {
             Some(free) if free < needed => {
-                let what = format!("{needed} bytes are needed, {free} are free");
+                let exactly = format!("exactly {needed} and {free} bytes");
+                let what = format!("{} are needed, {} are free ({exactly})", sized(needed), sized(free));
                 let source = std::io::Error::new(std::io::ErrorKind::StorageFull, what);
                 Err(Error::io("write to", folder, source))
             }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Mutex;
 
 use super::*;
 use crate::checkpoint::{Checkpoint, Selection};
@@ -339,6 +340,12 @@ fn a_place_that_is_missing_full_or_something_else_is_an_error_before_any_work() 
     let full = said(&folder());
     assert_eq!((full.exit_code(), full.kind()), (4, "io"));
     assert_eq!(store.files().len(), 1);
+    let outline = Outline { name: "a".into(), dtype: Dtype::U8, shape: [4_290_000_000].into() };
+    let layout = Layout::new(Path::new("out"), vec![outline], &Notes::default(), u64::MAX).unwrap();
+    store.set_free_bytes(1_500_000_000);
+    let full = Saving::begin(&store, &Target::File("/d/large.safetensors".into()), layout, &options()).map(drop);
+    let Err(Error::Io { source, .. }) = full else { panic!("{full:?}") };
+    assert!(source.to_string().starts_with("4.29 GB are needed, 1.50 GB are free (exactly 429"), "{source}");
 }
 
 #[test]
@@ -367,6 +374,93 @@ fn a_save_that_is_cancelled_given_up_or_ended_from_outside_leaves_nothing() {
     assert!(matches!(written, Err(Error::Cancelled)), "the next file is not made");
     drop(saving);
     assert_eq!(store.files(), change.before.files());
+}
+
+/// A store that notes, whenever the bytes of a file have been freed, whether the folder of the save is still there.
+#[derive(Clone, Default)]
+struct Freeing {
+    inner: CrashStore,
+    notes: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        let is_there = self.inner.is_folder(folder().path()).unwrap();
+        self.notes.lock().unwrap().push(is_there);
+    }
+}
+
+impl Store for Freeing {
+    fn examine(&self, path: &Path) -> Result<Option<store::Found>> {
+        self.inner.examine(path)
+    }
+
+    fn is_folder(&self, path: &Path) -> Result<bool> {
+        self.inner.is_folder(path)
+    }
+
+    fn list(&self, folder: &Path) -> Result<Vec<String>> {
+        self.inner.list(folder)
+    }
+
+    fn read(&self, path: &Path, limit: u64) -> Result<Vec<u8>> {
+        self.inner.read(path, limit)
+    }
+
+    fn free_bytes(&self, folder: &Path) -> Option<u64> {
+        self.inner.free_bytes(folder)
+    }
+
+    fn make_folder(&self, path: &Path) -> Result<()> {
+        self.inner.make_folder(path)
+    }
+
+    fn create(&self, path: &Path, mode: Option<u32>) -> Result<Box<dyn NewFile>> {
+        self.inner.create(path, mode)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> Result<()> {
+        self.inner.sync_folder(folder)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        self.take_away(path).map(drop)
+    }
+
+    fn take_away(&self, path: &Path) -> Result<Box<dyn Send>> {
+        let is_file = !self.inner.is_folder(path)?;
+        self.inner.remove(path)?;
+        Ok(if is_file { Box::new(self.clone()) } else { Box::new(()) })
+    }
+
+    fn lock(&self, folder: &Path) -> Result<Box<dyn Send>> {
+        self.inner.lock(folder)
+    }
+}
+
+/// Freeing gigabytes takes seconds, and an interrupted process ends meanwhile: its new folder once stayed behind, empty.
+#[test]
+fn a_folder_that_was_made_goes_before_the_bytes_of_its_files_are_freed() {
+    let tensors = version(1, 6);
+    for from_outside in [true, false] {
+        let store = Freeing::default();
+        store.inner.put_folder("/d");
+        let options = options();
+        let outlines = inputs(&tensors).into_iter().map(|input| input.outline).collect();
+        let layout = Layout::new(folder().path(), outlines, &Notes::default(), options.max_shard_bytes).unwrap();
+        let mut saving = Saving::begin(&store, &folder(), layout, &options).unwrap();
+        tensors.values().take(3).for_each(|bytes| saving.write(bytes).unwrap());
+        assert_eq!(temporaries(&store.inner).len(), 2);
+        if from_outside {
+            options.leftovers.remove(&store);
+        }
+        drop(saving);
+        assert_eq!(*store.notes.lock().unwrap(), [false, false], "from outside: {from_outside}");
+    }
 }
 
 #[test]

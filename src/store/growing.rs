@@ -121,7 +121,12 @@ impl Growable {
             // A hint: the sync at the end makes the promise, and reports what this could not write.
             let _ = os::start_writeback(self.file.as_fd(), at, bytes.len() as u64);
         }
-        written.map_err(|source| Error::Io { op: "write", path: self.path.clone(), range: Some(range), source })
+        written.map_err(beyond_limit).map_err(|source| Error::Io {
+            op: "write",
+            path: self.path.clone(),
+            range: Some(range),
+            source,
+        })
     }
 
     fn sync(&self, len: u64) -> Result<()> {
@@ -132,6 +137,18 @@ impl Growable {
         }
         let what = format!("{len} bytes were written, and the file has {found}");
         Err(Error::io("write", &self.path, io::Error::new(io::ErrorKind::WriteZero, what)))
+    }
+}
+
+/// Says of a file that may not grow any more which limits there are.
+fn beyond_limit(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => {
+            let what =
+                "the file would be larger than the limit of this process (ulimit -f) or of the file system allows";
+            io::Error::new(io::ErrorKind::FileTooLarge, what)
+        }
+        _ => error,
     }
 }
 

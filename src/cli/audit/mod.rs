@@ -37,9 +37,10 @@ struct Summary<'a> {
 }
 
 pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
+    let format = format(args)?;
     let mut looked = files::look(&args.path, interrupt)?;
     let verdict = looked.audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Clean);
-    even_unheard(match if output.json { AuditFormat::Json } else { args.format } {
+    even_unheard(match format {
         AuditFormat::Json => output.json(&summary(&args.path, verdict, &looked)),
         AuditFormat::Sarif => output.json(&sarif(&looked)),
         AuditFormat::Text => output.text(&report(&looked)),
@@ -56,6 +57,17 @@ pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Re
         Verdict::Malformed => Err(Failure::Refused),
         _ if fails => Err(Failure::CheckFailed),
         _ => Ok(()),
+    }
+}
+
+/// The one format that was asked for.
+fn format(args: &AuditArgs) -> Result<AuditFormat, Failure> {
+    match (args.json, args.format) {
+        (true, None | Some(AuditFormat::Json)) => Ok(AuditFormat::Json),
+        (true, Some(AuditFormat::Text | AuditFormat::Sarif)) => Err(Failure::Usage(
+            "--json and --format ask for two formats: leave --json out, or say --format json".to_owned(),
+        )),
+        (false, format) => Ok(format.unwrap_or(AuditFormat::Text)),
     }
 }
 

@@ -111,7 +111,7 @@ fn more_staging(state: &State) -> String {
     match state.median_load().map(|load| load.report.staging).filter(|staging| staging.count > 0) {
         Some(staging) => {
             let size = staging.bytes as u64;
-            let have = format!("{} buffers of {}", staging.count, text::binary(size));
+            let have = format!("{} of {}", text::plural(staging.count as u64, "buffer"), text::binary(size));
             format!("try more than the {have}, as --staging {}", typed(staging.count.saturating_mul(2), size))
         }
         None => "try more or larger staging buffers (--staging COUNTxBYTES)".to_owned(),

@@ -19,11 +19,16 @@ pub(crate) fn text(tuning: &Tuning) -> String {
             let plain = anstyle::Style::new();
             table.styled_row([(plain, what), (plain, look), (plain, confirmed), (GOOD, kept)]);
         }
+        out.push_str(&format!("{:<12}{MEANING}\n", ""));
         out.push_str(&table.render());
     }
     out.extend(not_reached(tuning).map(|values| format!("{:<12}{values}\n", "no time for")));
     out
 }
+
+/// What the numbers of [`row`] mean.
+pub(crate) const MEANING: &str =
+    "each value: the time with it, as a share of that with the best so far (at first the defaults): less is better";
 
 /// What the columns of [`row`] are: times with a value by times without it.
 pub(crate) const HEADS: [&str; 4] = ["tried", "one pair", "several pairs", ""];
@@ -102,6 +107,7 @@ mod tests {
         let expected = "\
 tuning      2 values tried in 30.0 s (1 more: the time was up): loads take 90 % of the time with read_bytes = 8 MiB
 cold        200 ms [190 ms … 210 ms] before, 180 ms [170 ms … 190 ms] with them
+            each value: the time with it, as a share of that with the best so far (at first the defaults): less is better
 tried                 one pair  several pairs
 direct_depth = 2         112 %
 read_bytes = 8388608      88 %           90 %  kept

@@ -7,7 +7,7 @@ mod checkpoint;
 
 use std::env;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use serde::Serialize;
 use tempfile::TempDir;
@@ -24,7 +24,11 @@ use super::text;
 use checkpoint::Made;
 
 const DEFAULT_BYTES: u64 = 1 << 30;
+/// The least that can be asked for.
 const LEAST_BYTES: u64 = 1 << 20;
+
+/// The least that is made where nothing was asked for: what is loaded in less than a few milliseconds shows no bandwidth.
+const LEAST_UNASKED_BYTES: u64 = 64 << 20;
 
 /// What the program, its staging and its buffers take beside the weights.
 const SLACK_BYTES: u64 = 192 << 20;
@@ -119,6 +123,7 @@ impl Folder {
             let what = format!("cannot {what} in {}", dir.display());
             move |source| Failure::System { what, path: Some(dir.to_owned()), source }
         };
+        let dir = path::absolute(dir).unwrap_or_else(|_| dir.to_owned()); // "." is a place and no part of a name
         let dir = tempfile::Builder::new().prefix("vramp-demo-").tempdir_in(dir).map_err(failed("make a folder"))?;
         let probe = dir.path().join("probe");
         let write = || std::fs::File::create_new(&probe).and_then(|mut file| file.write_all(b"vramp"));
@@ -198,7 +203,7 @@ fn size(asked: Option<u64>, folder: &Folder, warnings: &mut Vec<String>) -> Resu
         let place = folder.path().parent().unwrap_or(folder.path()).display();
         format!("{} of disk are needed in {place} and {} are free", text::both(needed), text::both(disk))
     };
-    if asked.is_none() && most >= 64 * LEAST_BYTES {
+    if asked.is_none() && most >= LEAST_UNASKED_BYTES {
         warnings.push(format!("{which}: the checkpoint has {} instead of {}", text::both(most), text::both(wanted)));
         return Ok(most);
     }
