@@ -63,7 +63,8 @@ pub struct Bound {
     /// The stage that took the time. Only the first four are a matter of bandwidth; where it is another one, `bandwidth` and
     /// `seconds` are not that stage's: they say what moving the bytes alone would have taken.
     pub bound_by: Stage,
-    /// T in seconds: the bytes of the tensors divided by `bandwidth`.
+    /// T in seconds: the bytes that were read, `stages.read.bytes`, divided by `bandwidth`. With conversions these are other bytes
+    /// than those of the tensors as loaded.
     pub seconds: f64,
 }
 

@@ -503,6 +503,14 @@ fn a_benchmark_says_what_the_limit_is_and_writes_what_it_was_asked_for() {
 }
 
 #[test]
+fn an_audit_in_json_fails_in_json() {
+    for args in [&["audit", "--json", "/nowhere"][..], &["audit", "--format", "json", "/nowhere"]] {
+        let said = vramp(args);
+        assert_eq!((said.code, &said.error()["kind"]), (Some(4), &"not_found".into()), "{args:?}");
+    }
+}
+
+#[test]
 fn names_from_files_cannot_command_a_terminal() {
     let folder = folder();
     let path = folder.path().join("m.safetensors");

@@ -445,5 +445,8 @@ fn the_bandwidth_of_a_small_load_is_that_of_the_stage_that_is_named() {
         let report = load_with(&mut loader(device, options, &synthetic), &synthetic).unwrap().report;
         assert_eq!(report.estimate.bound_by, stage, "{report:#?}");
         assert!(report.estimate.bandwidth <= SLOW * 1.01, "{report:#?}");
+        // Where they become wider, T is still that of the bytes in the files.
+        let moved = report.estimate.seconds * report.estimate.bandwidth;
+        assert!((moved - report.stages.read.bytes as f64).abs() < 1.0, "{report:#?}");
     }
 }

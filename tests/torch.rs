@@ -500,6 +500,22 @@ fn what_is_changed_after_the_call_that_took_it_is_refused() {
     }
 }
 
+/// Older files have storages that are a part of another one; in an archive torch does not read them either.
+#[test]
+fn an_archive_has_no_storages_within_storages() {
+    let part = b"(X\x01\0\0\0vK\x00K\x02ttQ";
+    let storage = Pickle::new().raw(b"(").text("storage").global("torch", "FloatStorage").text("0").text("cpu").int(4);
+    let tensor = Pickle::new()
+        .text("w")
+        .global("torch._utils", "_rebuild_tensor_v2")
+        .raw(b"(")
+        .raw(&storage.raw(part).bytes()[2..]);
+    let tensor = tensor.raw(b"K\0K\x02\x85K\x01\x85\x89").global("collections", "OrderedDict").raw(b")RtR");
+    let pickle = [&b"\x80\x02}"[..], &tensor.bytes()[2..], b"s."].concat();
+    let (said, _) = judged(&archive(&pickle, &[("0", &data(4))]));
+    assert!(said.contains("part of another one"), "{said}");
+}
+
 /// `deque([a, b], 1)` is `b`.
 #[test]
 fn a_deque_keeps_no_more_than_it_says() {

@@ -207,7 +207,7 @@ impl Command {
             Command::Bench(args) => args.json,
             Command::Verify(args) => args.json,
             Command::Convert(args) => args.json,
-            Command::Audit(args) => args.json,
+            Command::Audit(args) => args.json || args.format == Some(AuditFormat::Json),
             Command::Demo(args) => args.json,
             Command::Completions { .. } | Command::Man { .. } => false,
         }

@@ -36,7 +36,7 @@ fn limit(report: &Report) -> String {
     }
     let efficiency = text::styled(efficiency_style(report.efficiency), text::percent(report.efficiency));
     let stage = stage_name(bound.bound_by);
-    let (bytes, rate) = (text::decimal(report.bytes), text::rate(bound.bandwidth));
+    let (bytes, rate) = (text::decimal(report.stages.read.bytes), text::rate(bound.bandwidth));
     let division = format!("{bytes} / {rate} = {}", text::seconds(bound.seconds));
     if moves_bytes(bound.bound_by) {
         format!("limit   {stage}: T = S/B = {division}; reached {efficiency} of it\n")
@@ -259,7 +259,9 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
     #[test]
     fn a_limit_that_is_no_bandwidth_is_given_none() {
         let estimate = Bound { bandwidth: 62.2e9, bound_by: Stage::Planning, seconds: 0.00659 };
-        let small = Report { bytes: 410_000_000, seconds: 0.22, efficiency: 0.03, estimate, ..report() };
+        let read = StageTime { seconds: 0.0077, bytes: 410_000_000 };
+        let stages = Stages { read, ..report().stages };
+        let small = Report { bytes: read.bytes, seconds: 0.22, efficiency: 0.03, estimate, stages, ..report() };
         let expected = "limit   selecting and planning; S/B alone = 410 MB / 62.2 GB/s = 6.59 ms, 3 % of the time\n";
         assert!(plain(&small).contains(expected), "{}", plain(&small));
         for stage in [Stage::Headers, Stage::SetUp, Stage::Bookkeeping, Stage::Staging] {

@@ -136,7 +136,8 @@ impl Meter {
         self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
         let bound_by = self.bound_by(prepared, seconds);
         let bandwidth = best_rate(&self.samples, RATE_WINDOW_BYTES).unwrap_or_else(|| self.rate_of(bound_by));
-        let least = if bandwidth > 0.0 { bytes as f64 / bandwidth } else { 0.0 };
+        // What arrives is what is in the files, whatever becomes of it where it lands.
+        let least = if bandwidth > 0.0 { self.stages.read.bytes as f64 / bandwidth } else { 0.0 };
         Report {
             bytes,
             tensors: plan.tensors(),

@@ -224,6 +224,10 @@ impl<'a> Archive<'a> {
 
     /// Where the bytes of a storage lie.
     pub(crate) fn locate(&self, declared: &Declared) -> Result<Storage, Finding> {
+        if declared.view.is_some() {
+            let what = format!("storage {:?} is a part of another one, as only older files have them", declared.key);
+            return Err(Finding::malformed("persistent-id", what));
+        }
         let name = format!("data/{}", declared.key);
         let missing = || Finding::malformed("record-missing", format!("no member {name}, which a tensor needs"));
         let entry = self.member(&name).ok_or_else(missing)?;
