@@ -27,7 +27,7 @@ fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
         let open_device = Box::new(move || Ok(std::sync::Arc::clone(&device)));
         let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::QUICK };
         let mut options = Options::new(open_device, effort);
-        options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 64 << 10 });
+        options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 512 << 10 });
         let report = bench::run(&path, &options, &|_| {}).unwrap();
         for state in &report.states {
             assert_eq!(state.verdict.bound_by, BenchStage::Upload, "{state:#?}");

@@ -130,7 +130,7 @@ fn reaches(what: &str, attempt: impl Fn() -> Option<f64>) {
 fn a_link_slower_than_the_reader_is_never_idle() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
-        for (gigabytes, bytes) in [(2.0, 16 << 20), (4.0, 32 << 20), (16.0, 128 << 20)] {
+        for (gigabytes, bytes) in [(0.5, 8 << 20), (1.0, 16 << 20), (4.0, 64 << 20)] {
             let path = hollow(folder.path(), 32, bytes);
             let what = format!("a link of {gigabytes} GB/s");
             reaches(&what, || shares(&path, None, gigabytes * 1e9).map(|shares| shares.0));
