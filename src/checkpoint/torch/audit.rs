@@ -30,6 +30,7 @@ use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
 use crate::checkpoint::shard;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::store::folder_of;
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;
@@ -134,7 +135,7 @@ impl Items {
 /// When the file is not there or cannot be read. Whatever is wrong with its content is a finding.
 pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
     let path = path.as_ref();
-    audit_with(path, &path.parent().map(Items::of).unwrap_or_default())
+    audit_with(path, &Items::of(folder_of(path)))
 }
 
 /// Audits one file of a folder whose items are known.

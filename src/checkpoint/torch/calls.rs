@@ -65,9 +65,8 @@ impl<'a> Judge<'a> {
 
     /// Whether what a call was given is another one when the pickle ends.
     fn is_changed(&mut self, call: &Call) -> bool {
-        let state = call.state.filter(|_| call.state_offset > 0);
         self.changed(call.arguments, MOST_LEVELS) > call.offset
-            || state.is_some_and(|state| self.changed(state, 2) > call.state_offset)
+            || call.state.is_some_and(|state| self.changed(state, 2) > call.state_offset)
     }
 
     /// Where in the pickle a value is changed for the last time, down to so many levels of lists and tuples.
