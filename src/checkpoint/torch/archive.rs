@@ -1,4 +1,5 @@
-//! The members of a zip that `torch.save` wrote: which is the pickle, which are storages, in which byte order.
+//! The members of a zip that `torch.save` wrote: which is the pickle, which are storages, in which byte order; and what an archive is
+//! that holds no such pickle.
 //!
 //! Everything lies in one top folder. It reads small members only; the bytes of storages are looked at for their CRC where they are
 //! few, and by an audit.
@@ -16,7 +17,7 @@ use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
 
 /// Up to so many bytes of storages are compared with their CRC when the archive is opened.
 const CHECKED_BYTES: u64 = 16 << 20;
-/// The longest `version` and `byteorder`, in bytes.
+/// The longest `version`, `byteorder` and `archive_format`, in bytes.
 const SMALL_BYTES: u64 = 64;
 
 const NO_PICKLE: &str = "no data.pkl in its top folder: not an archive of torch.save";

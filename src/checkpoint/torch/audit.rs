@@ -2,9 +2,9 @@
 //! without executing anything.
 //!
 //! It looks at content, and at what other readers could take the file for: members under a second name, bytes before, between and
-//! after members, archives in comments. One extension counts: a `.distcp` file is not read as a whole by anybody. Everything found
-//! stays in one list; [`Verdict`] is the worst of it. It never says that a file is harmless, only that it holds nothing but what is
-//! on the allow-list.
+//! after members, archives in comments. One extension counts: a `.distcp` file is read item by item, and as a whole only where the
+//! `.metadata` beside it says so. Everything found stays in one list; [`Verdict`] is the worst of it. It never says that a file is
+//! harmless, only that it holds nothing but what is on the allow-list.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -146,7 +146,7 @@ pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
     let (file, metadata) = shard::open_regular(path)?;
     let window = Window { file: &file, start: 0, len: metadata.len() };
     let mut audit = Audit::new(path, metadata.len());
-    // Nobody reads such a file as a whole.
+    // Only where it is one item somebody reads such a file as a whole.
     let in_parts = path.extension().is_some_and(|extension| extension == "distcp");
     audit.look(&window, in_parts).map_err(|error| Error::io("read", path, error))?;
     if audit.format == "safetensors"
@@ -386,12 +386,11 @@ impl Audit {
                 continue;
             };
             if self.archives.insert((start, end)) {
-                let Some(rest) = spare.checked_sub(len) else {
+                if !afford(&mut spare, len) {
                     let what = "items of .metadata that overlap each other: not all of them were looked at";
                     self.add(Finding::suspicious("resource-limit", what));
                     return Ok(());
-                };
-                spare = rest;
+                }
                 let part = Section { whole: bytes, start, len };
                 let seen = std::mem::take(&mut self.archives); // places within the part are none of the file
                 let found = self.inside(&format!("byte {start}"), |audit| audit.look(&part, false))?;
@@ -459,6 +458,13 @@ impl Audit {
             self.add(Finding { severity, ..finding });
         }
     }
+}
+
+/// Takes so many bytes from those that may still be looked at, if there are as many.
+pub(super) fn afford(spare: &mut u64, bytes: u64) -> bool {
+    let rest = spare.checked_sub(bytes);
+    *spare = rest.unwrap_or(*spare);
+    rest.is_some()
 }
 
 /// Whether only the rest of the file is missing: text that happens to have a brace there is none.

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 
 use super::archive::{Archive, EXPORT, PACKAGE, SERVED};
-use super::audit::Audit;
+use super::audit::{Audit, afford};
 use super::bytes::{Ahead, Bytes, Memory, Section, read_vec};
 use super::hunt::Place;
 use super::objects::Objects;
@@ -23,6 +23,7 @@ const TOO_DEEP: &str = "archives within archives within archives: not looked int
 const FIRST_READ: u64 = 64 << 10;
 
 impl Audit {
+    /// One archive, read from its end, with all that lies in it; archives in it down to so many levels.
     pub(super) fn zip(&mut self, bytes: &dyn Bytes, nested: usize) -> io::Result<()> {
         let ahead = Ahead::new(bytes);
         let archive = Archive::open(&ahead, 0)?;
@@ -214,13 +215,11 @@ impl Audit {
 
     /// A member that is an archive itself, in which nobody expects a model.
     fn inner_archive(&mut self, bytes: &dyn Bytes, entry: &Entry, nested: usize) -> io::Result<()> {
-        let len = entry.len.max(entry.packed);
-        let Some(rest) = self.inner.checked_sub(len) else {
+        if !afford(&mut self.inner, entry.len.max(entry.packed)) {
             let what = "archives within archives, of far more bytes than the file has: not all of them were looked at";
             self.add(Finding::suspicious("resource-limit", what));
             return Ok(());
-        };
-        self.inner = rest;
+        }
         let found = self.inside(&finding::name(&entry.name), |audit| {
             if let Some(start) = entry.data.filter(|_| entry.method == Some(Method::Stored)) {
                 return audit.zip(&Section { whole: bytes, start, len: entry.packed }, nested);
@@ -240,13 +239,12 @@ impl Audit {
 
     /// Whether so many bytes may still be run.
     fn spend(&mut self, bytes: u64) -> bool {
-        let rest = self.spare.checked_sub(bytes);
-        if rest.is_none() {
+        let affords = afford(&mut self.spare, bytes);
+        if !affords {
             let what = "members that unpack to far more bytes than the file has: not all of them were looked at";
             self.add(Finding::suspicious("resource-limit", what));
         }
-        self.spare = rest.unwrap_or(self.spare);
-        rest.is_some()
+        affords
     }
 
     /// Bytes that belong to no member: whatever could be read there is looked at.
