@@ -222,7 +222,7 @@ fn tuned(tuning: &Tuning) -> String {
     let rows: Vec<[String; 4]> = tuning.trials.iter().map(tuning::row).collect();
     let [what, look, confirmed, kept] = tuning::HEADS;
     let heads = [what, &format!("#{look}"), &format!("#{confirmed}"), kept];
-    let tried = table("Time with each value as a share of that without it: less is better", heads, &rows);
+    let tried = table(&capitalised(tuning::MEANING), heads, &rows);
     let verdict = paragraph("", &format!("{}.", capitalised(&tuning::verdict(tuning))));
     let missed = tuning::not_reached(tuning).map(|values| paragraph("hint", &format!("No time for {values}.")));
     let tried = folded("Everything that was tried", &tried) + &missed.unwrap_or_default();
