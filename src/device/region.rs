@@ -3,37 +3,34 @@
 //! An [`Arena`] is one allocation of a device. [`Arena::carve`] divides it, once, into [`Region`]s that do not overlap; a
 //! region is the only way to write its bytes, and a finished region can never be written again. [`Written`] hands out
 //! read-only [`View`]s of ranges whose regions are all finished, so a reader never meets a writer. Soundness rests on
-//! this ownership, not on the plan being right. This file moves no bytes.
+//! this ownership, not on the plan being right. Host memory is not inherited by children of `fork` while regions of it exist.
+//! This file moves no bytes.
 #![allow(unsafe_code)] // slices of carved, disjoint ranges of one host block
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::cuda::DeviceMemory;
 use crate::convert::transpose;
 use crate::digest;
 use crate::error::{Error, Result};
 use crate::host::HostBlock;
 
 /// Memory of a device that the host cannot address.
-pub trait Memory: Send + Sync {
+///
+/// An implementation answers questions; it never gives an address. `unsafe` code takes addresses from this package's own
+/// GPU memory only, found by its type, so that no implementation can make a GPU write to memory that it does not own. A
+/// device's own stream finds its own memory behind a region by [`Region::memory`].
+pub trait Memory: Any + Send + Sync {
     /// Number of bytes.
     fn len(&self) -> u64;
 
     /// Whether there is no byte.
     fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The device's own address of the first byte, where it has addresses.
-    fn address(&self) -> Option<u64> {
-        None
-    }
-
-    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it, where that is known.
-    fn owner(&self) -> Option<String> {
-        None
     }
 
     /// Copies `range` back into host memory; `target` has its length.
@@ -112,6 +109,8 @@ struct Shared {
     backing: Backing,
     slots: Box<[Range<u64>]>,
     done: Box<[AtomicBool]>,
+    /// Regions that still exist: while there is one, direct I/O may be writing to the memory.
+    open: AtomicUsize,
 }
 
 impl Arena {
@@ -130,19 +129,17 @@ impl Arena {
         self.backing.len()
     }
 
-    /// The device's own address of the first byte, where it has addresses.
+    /// The GPU's own address of the first byte; `None` for any other memory and for nothing.
     pub fn address(&self) -> Option<u64> {
-        match &self.backing {
-            Backing::Host(_) => None,
-            Backing::Device(memory) => memory.address(),
-        }
+        self.backing.memory::<DeviceMemory>()?.address()
     }
 
-    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it, where that is known.
+    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it: `cpu` or a GPU. `None` for memory of
+    /// any other device.
     pub fn owner(&self) -> Option<String> {
         match &self.backing {
             Backing::Host(_) => Some("cpu".to_owned()),
-            Backing::Device(memory) => memory.owner(),
+            Backing::Device(_) => self.backing.memory::<DeviceMemory>().map(DeviceMemory::owner),
         }
     }
 
@@ -165,7 +162,11 @@ impl Arena {
             return Err(Error::Poisoned { what: "the plan's ranges overlap or leave the arena" });
         }
         let done = slots.iter().map(|_| AtomicBool::new(false)).collect();
-        let shared = Arc::new(Shared { backing: self.backing, slots, done });
+        if let (Backing::Host(block), false) = (&self.backing, ranges.is_empty()) {
+            block.inherit_on_fork(false); // until the last region is gone
+        }
+        let open = AtomicUsize::new(ranges.len());
+        let shared = Arc::new(Shared { backing: self.backing, slots, done, open });
         let mut slot_of = vec![0; order.len()];
         for (slot, &i) in order.iter().enumerate() {
             slot_of[i] = slot;
@@ -203,12 +204,10 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) })
     }
 
-    /// The device's own address of the region's first byte, where it has addresses.
-    pub fn address(&self) -> Option<u64> {
-        match &self.shared.backing {
-            Backing::Host(_) => None,
-            Backing::Device(memory) => memory.address().map(|first| first + self.range().start),
-        }
+    /// The memory that the region lies in, if it is an `M`: a device finds its own memory by its type. [`Region::range`] says
+    /// which bytes of it are the region's.
+    pub fn memory<M: Memory>(&self) -> Option<&M> {
+        self.shared.backing.memory()
     }
 
     /// Makes the pages of the region resident, so that whoever fills it meets no page fault. Host memory only.
@@ -239,6 +238,17 @@ impl Region {
     /// Gives the right up: the bytes are final and may be read from now on.
     pub fn finish(self) {
         self.shared.done[self.slot].store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Region {
+    /// Once nothing writes to the memory any more, children of `fork` may inherit it.
+    fn drop(&mut self) {
+        if self.shared.open.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Backing::Host(block) = &self.shared.backing
+        {
+            block.inherit_on_fork(true);
+        }
     }
 }
 
@@ -289,12 +299,9 @@ impl View {
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
     }
 
-    /// The device's own address of the first byte, where it has addresses; `None` for host memory and for nothing.
+    /// The GPU's own address of the first byte; `None` for any other memory and for nothing.
     pub fn address(&self) -> Option<u64> {
-        match &self.shared.backing {
-            Backing::Host(_) => None,
-            Backing::Device(memory) => memory.address().map(|first| first + self.range.start),
-        }
+        Some(self.shared.backing.memory::<DeviceMemory>()?.address()? + self.range.start)
     }
 
     /// The [checksum](digest::checksum) of the bytes, computed where they are: nothing is read back from a GPU but the sum.
@@ -365,6 +372,12 @@ impl View {
 }
 
 impl Backing {
+    /// The device's memory, if it is an `M`.
+    fn memory<M: Memory>(&self) -> Option<&M> {
+        let Backing::Device(memory) = self else { return None };
+        (memory.as_ref() as &dyn Any).downcast_ref()
+    }
+
     fn len(&self) -> u64 {
         match self {
             Backing::Host(block) => block.len() as u64,

@@ -129,10 +129,6 @@ impl Memory for LazyMemory {
         self.bytes
     }
 
-    fn address(&self) -> Option<u64> {
-        Some(self.address)
-    }
-
     fn upload(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.inner.write(self.address + at, bytes);
         Ok(())
@@ -151,6 +147,11 @@ impl Drop for LazyMemory {
         self.inner.memories.lock().unwrap().remove(&self.address);
         self.inner.live_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
+}
+
+/// The address of a region of such a device.
+pub(super) fn address(region: &Region) -> u64 {
+    region.memory::<LazyMemory>().expect("memory of this device").address + region.range().start
 }
 
 struct LazyStream {
@@ -190,7 +191,7 @@ impl Upload for LazyUpload {
         let mut overflows = Vec::new();
         for (index, (piece, region)) in pieces.iter().enumerate() {
             let (bytes, overflowed) = packed(buffer.bytes(), piece, &inner.scales.lock().unwrap());
-            inner.write(region.address().unwrap(), &bytes);
+            inner.write(address(region), &bytes);
             overflows.extend((overflowed > 0).then_some((index, overflowed)));
         }
         let regions = pieces.into_iter().map(|(_, region)| region).collect();

@@ -147,7 +147,7 @@ impl DirectFile for FakeFile {
         assert!(len <= region.len(), "a read that leaves its region");
         let shared = &self.shared;
         let number = shared.reads.fetch_add(1, Ordering::SeqCst);
-        let address = region.address().unwrap();
+        let address = super::device::address(region);
         let mut bytes = vec![0; usize::try_from(len).unwrap()];
         self.file.read_exact_at(&mut bytes, offset).map_err(|error| self.failure(offset, len, error))?;
         for trouble in &shared.troubles {

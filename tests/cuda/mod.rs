@@ -6,6 +6,7 @@
 mod bench;
 mod direct;
 mod errors;
+mod lies;
 mod loads;
 mod misuse;
 mod pipeline;

@@ -22,6 +22,8 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use libloading::Library;
 
+use super::gpu::Gpu;
+use super::memory::target;
 use crate::device::Region;
 use crate::error::{Error, Result};
 
@@ -288,10 +290,17 @@ impl KnownFile {
     /// context must be current.
     ///
     /// # Errors
-    /// When the region is no memory of a device or too short, or whatever cuFile says.
-    pub(super) fn read(&self, offset: u64, len: u64, region: &mut Region, at: u64) -> Result<u64, ReadRefusal> {
+    /// When the region is not memory of the GPU `gpu` (whose context is the current one) or too short, or whatever cuFile says.
+    pub(super) fn read(
+        &self,
+        gpu: &Gpu,
+        offset: u64,
+        len: u64,
+        region: &mut Region,
+        at: u64,
+    ) -> Result<u64, ReadRefusal> {
         let misfit = || ReadRefusal::Cufile("bytes that do not fit their region".to_owned());
-        let address = region.address().filter(|_| at.checked_add(len).is_some_and(|end| end <= region.len()));
+        let address = target(gpu, region).filter(|_| at.checked_add(len).is_some_and(|end| end <= region.len()));
         let address = usize::try_from(address.ok_or_else(misfit)?).map_err(|_| misfit())? as *mut c_void;
         let (Ok(bytes), Ok(offset), Ok(at)) = (usize::try_from(len), i64::try_from(offset), i64::try_from(at)) else {
             return Err(misfit());

@@ -58,7 +58,7 @@ impl DirectFile for CudaFile {
             |refusal: ReadRefusal| refusal.error(self.gpu.name(), &self.path, offset..offset.saturating_add(len));
         let mut done = 0;
         while done < len {
-            match file.read(offset.saturating_add(done), len - done, region, done) {
+            match file.read(&self.gpu, offset.saturating_add(done), len - done, region, done) {
                 Ok(0) => {
                     let message = format!("the file ended after {done} of {len} bytes");
                     return Err(error(ReadRefusal::System(std::io::Error::new(

@@ -78,6 +78,11 @@ impl Gpu {
         format!("cuda:{}", self.ordinal)
     }
 
+    /// Whether addresses of one mean the same memory in the other: both use the primary context of one device.
+    pub(super) fn shares_context_with(&self, other: &Gpu) -> bool {
+        self.device == other.device
+    }
+
     /// A refusal of this GPU as an error of the operation `op`.
     pub(super) fn error(&self, op: &'static str, refusal: Refusal) -> Error {
         Error::Device { device: self.name(), op, message: refusal.to_string() }

@@ -59,10 +59,11 @@ impl StreamHandle {
         unsafe { call!(bound.driver(), cuStreamSynchronize(self.raw())) }
     }
 
-    /// Waits until nothing of the stream can touch memory any more, before that memory goes. A wait that is refused is tried
-    /// once more; one that is refused again is of a GPU that is dead, and does nothing any more.
-    pub(super) fn drain(&self, bound: &Bound<'_>) {
-        let _ = self.synchronize(bound).or_else(|_| self.synchronize(bound));
+    /// Waits until nothing in the stream can touch memory any more, before that memory is freed. A wait that fails is tried
+    /// once more. Returns whether the wait succeeded; if not, the caller must leak the memory, since the GPU may still use it.
+    #[must_use = "memory of a stream that did not drain must be leaked"]
+    pub(super) fn drain(&self, bound: &Bound<'_>) -> bool {
+        self.synchronize(bound).or_else(|_| self.synchronize(bound)).is_ok()
     }
 
     /// Starts copying `bytes` bytes to the address `to` of the GPU.
@@ -233,6 +234,7 @@ impl PinnedBlock {
     /// A block of `bytes` zeros, locked if the system lets it be.
     pub(super) fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, bytes: usize) -> std::io::Result<PinnedBlock> {
         let block = HostBlock::new(bytes)?;
+        block.inherit_on_fork(false); // the GPU reads and writes it by DMA
         block.populate(0..bytes);
         // SAFETY: the block is dropped after its registration, and does not move.
         let pinned = unsafe { Pinned::new(gpu, bound, block.start().as_ptr(), bytes) };

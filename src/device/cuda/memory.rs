@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::driver::{Refusal, call};
 use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
-use crate::device::Memory;
+use crate::device::{Memory, Region};
 use crate::digest;
 use crate::error::{Error, Result};
 use crate::os;
@@ -49,7 +49,7 @@ pub unsafe trait DeviceAllocator: Send + Sync {
 }
 
 /// One allocation, or a loan.
-pub(super) struct DeviceMemory {
+pub(in crate::device) struct DeviceMemory {
     gpu: Arc<Gpu>,
     address: u64,
     bytes: u64,
@@ -118,10 +118,27 @@ impl DeviceMemory {
         DeviceMemory::new(gpu, address, bytes, Origin::Lent(keep))
     }
 
+    /// The address of the first byte; `None` where there is no byte.
+    pub(in crate::device) fn address(&self) -> Option<u64> {
+        (self.bytes > 0).then_some(self.address)
+    }
+
+    /// The GPU whose memory it is, as its device is called.
+    pub(in crate::device) fn owner(&self) -> String {
+        self.gpu.name()
+    }
+
     /// The address of the byte number `at`.
     pub(super) fn at(&self, at: u64) -> u64 {
         self.address + at
     }
+}
+
+/// The address of a region's first byte, if the region is memory that this package made or vouched for, in this GPU's context.
+/// Nothing else may be the target of a copy, a kernel or a read of the GPU: an address from anywhere else is only a number.
+pub(super) fn target(gpu: &Gpu, region: &Region) -> Option<u64> {
+    let memory = region.memory::<DeviceMemory>().filter(|memory| memory.gpu.shares_context_with(gpu))?;
+    memory.address()?.checked_add(region.range().start)
 }
 
 fn from_driver(bound: &Bound<'_>, bytes: usize) -> Result<(u64, Origin), Refusal> {
@@ -147,7 +164,7 @@ fn from_pool(gpu: &Arc<Gpu>, bound: &Bound<'_>, bytes: usize) -> Result<(u64, Or
 fn free_to_pool(bound: &Bound<'_>, address: u64, stream: &StreamHandle) {
     // SAFETY: allocated from the pool, freed once, and nothing that uses it is in flight.
     let _ = unsafe { call!(bound.driver(), cuMemFreeAsync(address, stream.raw())) };
-    stream.drain(bound);
+    let _ = stream.drain(bound); // the driver frees in stream order: nothing else is waited for
 }
 
 impl Drop for DeviceMemory {
@@ -171,14 +188,6 @@ impl Drop for DeviceMemory {
 impl Memory for DeviceMemory {
     fn len(&self) -> u64 {
         self.bytes
-    }
-
-    fn owner(&self) -> Option<String> {
-        Some(self.gpu.name())
-    }
-
-    fn address(&self) -> Option<u64> {
-        (self.bytes > 0).then_some(self.address)
     }
 
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()> {
@@ -263,11 +272,15 @@ impl DeviceMemory {
         // SAFETY: the source lies in this memory and the target is as long; both outlive the wait below.
         let started = unsafe { self.gpu.kernels().transpose(&bound, &stream, places, [rows, columns], element_bytes) };
         let done = started.and_then(|()| stream.synchronize(&bound));
-        if done.is_err() {
-            stream.drain(&bound);
+        match done {
+            Ok(()) => Ok(target),
+            Err(refusal) => {
+                if !stream.drain(&bound) {
+                    std::mem::forget(target); // the kernel may still write to it
+                }
+                Err(refused(refusal))
+            }
         }
-        done.map_err(refused)?;
-        Ok(target)
     }
 
     /// Does `work` with the way back to the host, which is made the first time.
@@ -284,7 +297,8 @@ impl DeviceMemory {
 /// The way back to the host: a stream, a locked block of two halves, and room for a sum on the GPU.
 struct Readback {
     stream: StreamHandle,
-    block: PinnedBlock,
+    /// Shared with nobody but a leak.
+    block: Arc<PinnedBlock>,
     sum: Option<Box<DeviceMemory>>,
 }
 
@@ -297,7 +311,7 @@ impl Readback {
             free: os::available_memory_bytes(),
         };
         let block = PinnedBlock::new(gpu, bound, 2 * HALF_BYTES).map_err(out_of_memory)?;
-        Ok(Readback { stream, block, sum: None })
+        Ok(Readback { stream, block: Arc::new(block), sum: None })
     }
 
     /// Copies the bytes from `address` on into `target`: one half of the block is filled while the other is emptied.
@@ -370,10 +384,13 @@ impl Readback {
 }
 
 impl Drop for Readback {
-    /// After an error copies may be in flight: the block must not go before them.
+    /// After an error copies may be in flight: the block and the sum are freed after them, or leaked where the GPU cannot be
+    /// waited for.
     fn drop(&mut self) {
-        if let Some(bound) = self.stream.gpu().bind_to_release() {
-            self.stream.drain(&bound);
+        let drained = self.stream.gpu().bind_to_release().is_some_and(|bound| self.stream.drain(&bound));
+        if !drained {
+            std::mem::forget(Arc::clone(&self.block));
+            std::mem::forget(self.sum.take());
         }
     }
 }

@@ -29,7 +29,7 @@ pub use memory::{CudaMemory, DeviceAllocator};
 
 use direct::CudaReads;
 use gpu::Gpu;
-use memory::DeviceMemory;
+pub(super) use memory::DeviceMemory;
 use pinning::Pinning;
 use stream::CudaStream;
 

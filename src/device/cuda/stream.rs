@@ -14,7 +14,7 @@ use super::driver::Refusal;
 use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
 use super::kernels::{CastLaunch, GatherEntry, Kernels};
-use super::memory::DeviceMemory;
+use super::memory::{DeviceMemory, target};
 use crate::convert::Float;
 use crate::device::{
     BlockScale, Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
@@ -117,7 +117,16 @@ impl Stream for CudaStream {
         let kit = Arc::clone(&self.kit);
         let slot = if jobs.needs_scratch() { Some(kit.free_notes()?) } else { None };
         let cargo = Some((buffer, regions));
-        let mut upload = CudaUpload { gpu: Arc::clone(&gpu), stream, kit, slot, cargo, end: None, casts: None };
+        let mut upload = CudaUpload {
+            gpu: Arc::clone(&gpu),
+            stream,
+            kit,
+            slot,
+            cargo,
+            end: None,
+            casts: None,
+            fallbacks: self.fallbacks.clone(),
+        };
         // An error drops the upload, which waits for what it has started.
         let started = upload.start(&bound, turn, jobs);
         started.map_err(|refusal| gpu.error("start a copy", refusal))?;
@@ -133,6 +142,12 @@ impl CudaStream {
             self.fallbacks.note("collecting small tensors on the GPU", format!("{refusal}; each is copied by itself"));
         }
         compiled.is_ok()
+    }
+
+    /// What is said of a region in memory that this GPU did not make.
+    fn foreign(&self) -> Error {
+        let what = format!("the memory to write is not memory of {}, or was not made by this library", self.gpu.name());
+        Error::Request { what, hint: None }
     }
 
     /// What is to be done with each piece, checked: every byte that is read lies in the buffer (and in its copy, where it goes
@@ -151,7 +166,7 @@ impl CudaStream {
             if piece.end() > buffer.len() as u64 || region.len() != piece.len() || overlapping {
                 return Err(misfit());
             }
-            let to = region.address().ok_or_else(misfit)?;
+            let to = target(&self.gpu, region).ok_or_else(|| self.foreign())?;
             match piece.cast {
                 Some(cast) if !self.kit.converts(piece, &cast, to) => return Err(misfit()),
                 Some(cast) => jobs.casts.push(CastJob { index, piece: *piece, cast, to }),
@@ -288,6 +303,7 @@ struct CudaUpload {
     /// Recorded when everything had been started.
     end: Option<Event>,
     casts: Option<CastNotes>,
+    fallbacks: Fallbacks,
 }
 
 /// What is to be learned of an upload's conversions when it is over.
@@ -455,12 +471,20 @@ impl Upload for CudaUpload {
 }
 
 impl Drop for CudaUpload {
-    /// The buffer, the regions and the notes must not go while the GPU may touch them.
+    /// The buffer, the regions and the notes are released after the GPU's last use of them. Where that cannot be waited for (no
+    /// context, or a wait that fails twice) they are leaked: the GPU may still read or write them.
     fn drop(&mut self) {
-        if self.cargo.is_some()
-            && let Some(bound) = self.gpu.bind_to_release()
-        {
-            self.stream.drain(&bound);
+        if let Some(cargo) = self.cargo.take() {
+            let drained = self.gpu.bind_to_release().is_some_and(|bound| self.stream.drain(&bound));
+            if !drained {
+                let (buffer, regions) = &cargo;
+                let bytes = buffer.len() as u64 + regions.iter().map(Region::len).sum::<u64>();
+                let why = format!("the GPU could not be waited for: {bytes} bytes and their arena stay allocated");
+                self.fallbacks.note("freeing an upload", why);
+                std::mem::forget(cargo);
+                std::mem::forget(Arc::clone(&self.kit));
+                return;
+            }
         }
         if let Some((notes, slot)) = self.kit.notes.as_ref().zip(self.slot) {
             notes.free().push(slot);
