@@ -76,6 +76,14 @@ impl HostBlock {
         self.advise(start..range.end.next_multiple_of(PAGE_BYTES), libc::MADV_POPULATE_WRITE)
     }
 
+    /// Whether a child of `fork` gets a copy of the block (as it does of a new one). Memory that the kernel or a GPU writes by
+    /// DMA must not be inherited meanwhile: after a `fork`, copy-on-write may move the parent's pages away from the transfer.
+    /// A child that touches a block that it did not inherit is ended by SIGSEGV. Returns whether the kernel did it.
+    pub fn inherit_on_fork(&self, inherited: bool) -> bool {
+        let advice = if inherited { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+        self.advise(0..self.len.next_multiple_of(PAGE_BYTES), advice)
+    }
+
     /// The address of the first byte. Reading or writing through it is the caller's to justify.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
@@ -85,7 +93,7 @@ impl HostBlock {
     fn advise(&self, range: Range<usize>, advice: libc::c_int) -> bool {
         // SAFETY: callers pass page-aligned ranges that end within the block rounded up to a page, so inside the mapping.
         let address = unsafe { self.start.add(range.start) };
-        // SAFETY: HUGEPAGE and POPULATE_WRITE change no contents, and the pages belong to this block.
+        // SAFETY: HUGEPAGE, POPULATE_WRITE, DOFORK and DONTFORK change no contents, and the pages belong to this block.
         unsafe { libc::madvise(address.as_ptr().cast(), range.len(), advice) == 0 }
     }
 }
@@ -109,6 +117,34 @@ mod tests {
             assert_eq!(block.start().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
             block.populate(0..len);
             assert!(!block.populate(0..len + 1));
+        }
+    }
+
+    /// The kernel's flags of the mapping that holds the block's first byte.
+    fn flags(block: &HostBlock) -> Vec<String> {
+        let start = block.start().as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let ends = range.map(|(from, to)| [from, to].map(|end| usize::from_str_radix(end, 16)));
+            if let Some([Ok(from), Ok(to)]) = ends {
+                inside = (from..to).contains(&start);
+            } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
+                return flags.split_whitespace().map(str::to_owned).collect();
+            }
+        }
+        panic!("no mapping holds the block");
+    }
+
+    #[test]
+    fn a_block_is_inherited_by_children_unless_it_says_otherwise() {
+        for len in [1, 4096, HUGE_PAGE_BYTES + 1] {
+            let block = HostBlock::new(len).unwrap();
+            for inherited in [false, true, false] {
+                assert!(block.inherit_on_fork(inherited));
+                assert_eq!(flags(&block).contains(&"dc".to_owned()), !inherited, "{len} bytes");
+            }
         }
     }
 

@@ -72,6 +72,7 @@ impl StagingPool {
         free.try_reserve_exact(count).map_err(|_| out_of_memory())?;
         free.extend((0..count).rev());
         let (block, preparation) = (HostBlock::new(total)?, OnceLock::new());
+        block.inherit_on_fork(false); // the kernel and GPUs write to it by DMA
         Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free: Mutex::new(free) }) })
     }
 

@@ -7,7 +7,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -421,8 +421,8 @@ impl Source for DirectSource {
         Limits { align, memory_align, max_read: MAX_READ_BYTES, gap: GAP_BYTES, depth: DIRECT_DEPTH }
     }
 
-    fn ring_descriptor(&self) -> Option<RawFd> {
-        (!self.refused.load(Ordering::Relaxed)).then(|| self.file.as_raw_fd())
+    fn ring_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        (!self.refused.load(Ordering::Relaxed)).then(|| self.file.as_fd())
     }
 
     fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route> {
@@ -665,7 +665,7 @@ mod tests {
             let mut target = vec![0; 10_001];
             assert_eq!(source.read_at(3, &mut target).unwrap(), Route::Buffered);
             assert_eq!(target, bytes[3..10_004]);
-            assert_eq!(source.ring_descriptor(), None);
+            assert!(source.ring_descriptor().is_none());
             assert_eq!(source.read_at(3, &mut target).unwrap(), Route::Buffered);
         }
         let [Fallback { what, why }] = &notes.list()[..] else { panic!("{:?}", notes.list()) };

@@ -16,7 +16,7 @@ mod uring;
 
 use std::sync::Arc;
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 pub use crate::fallback::{Fallback, Fallbacks};
@@ -155,7 +155,7 @@ pub trait Source: Send + Sync {
     fn limits(&self) -> Limits;
 
     /// The descriptor that a ring may read from past the page cache, if this source has one; [`Limits`] say how.
-    fn ring_descriptor(&self) -> Option<RawFd> {
+    fn ring_descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -490,7 +490,8 @@ mod tests {
     struct Lying {
         inner: Arc<dyn Source>,
         limits: Limits,
-        fd: std::os::fd::RawFd,
+        /// Lent in place of the source's own.
+        other: Option<std::fs::File>,
     }
 
     impl Source for Lying {
@@ -506,8 +507,9 @@ mod tests {
             self.limits
         }
 
-        fn ring_descriptor(&self) -> Option<std::os::fd::RawFd> {
-            Some(self.fd)
+        fn ring_descriptor(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            use std::os::fd::AsFd as _;
+            self.other.as_ref().map(|file| file.as_fd()).or_else(|| self.inner.ring_descriptor())
         }
 
         fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route> {
@@ -522,12 +524,14 @@ mod tests {
             let (_folder, file, bytes) = local(300_001);
             let inner = file.source(Route::Direct);
             let limits = inner.limits();
-            let fd = inner.ring_descriptor().unwrap_or(-1);
-            for (align, memory_align, fd) in
-                [(1, 1, fd), (512, 1, fd), (512, 512, -1), (512, 512, i32::MAX), (3, 0, fd)]
+            // Descriptors that refuse to be read: one opened for writing only, and a folder.
+            let unreadable = || std::fs::OpenOptions::new().write(true).open("/dev/null").ok();
+            let folder = || std::fs::File::open("/").ok();
+            for (align, memory_align, other) in
+                [(1, 1, None), (512, 1, None), (512, 512, unreadable()), (512, 512, folder()), (3, 0, None)]
             {
                 let limits = Limits { align, memory_align, ..limits };
-                let source: Arc<dyn Source> = Arc::new(Lying { inner: Arc::clone(&inner), limits, fd });
+                let source: Arc<dyn Source> = Arc::new(Lying { inner: Arc::clone(&inner), limits, other });
                 let make = |pool: &StagingPool| queue(&options(Engine::Ring), Some(pool), &Fallbacks::default());
                 queue_conformance(&make, &source, &bytes);
             }

@@ -316,7 +316,11 @@ struct Course {
 /// a range outside the file. The source's own code may panic, which must not cost the target.
 fn course(job: &mut Job) -> Option<Course> {
     let source = Arc::clone(&job.read.source);
-    let ask = AssertUnwindSafe(|| (source.ring_descriptor(), source.limits(), source.len()));
+    // The job keeps the source, and so its descriptor, until the completion is reaped.
+    let ask = AssertUnwindSafe(|| {
+        let descriptor = source.ring_descriptor().map(|descriptor| descriptor.as_raw_fd());
+        (descriptor, source.limits(), source.len())
+    });
     let (fd, limits, len) = catch_unwind(ask).ok()?;
     let (fd, offset) = (fd?, job.read.offset);
     if !limits.align.is_power_of_two() || offset.checked_add(job.read.len as u64)? > len {

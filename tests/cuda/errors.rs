@@ -124,6 +124,7 @@ fn an_error_that_comes_later_sticks_and_ends_the_load() {
                 return;
             }
             assert!(matches!(outcome, Err(Error::Device { .. })), "operation {nth}: {outcome:?}");
+            double.allow_leaks(); // a GPU that cannot be waited for may still use the memory: it is leaked, never freed
             nth += 1;
         }
     });
