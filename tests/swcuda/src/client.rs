@@ -3,11 +3,11 @@
 //! The double is the cdylib, found beside the test and opened by its path; from then on whoever opens `libcuda.so` gets
 //! it, by its soname. The copy of the driver that is linked into the test with this file is never used.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::config::Config;
@@ -37,7 +37,7 @@ struct Library {
 #[derive(Debug)]
 pub struct Double {
     library: Library,
-    leaks_allowed: Cell<bool>,
+    leaks_allowed: AtomicBool,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -55,12 +55,12 @@ impl Double {
         // SAFETY: the text lives until the call returns.
         let refused = unsafe { (library.reset)(text.as_ptr(), text.len()) };
         assert_eq!(refused, 0, "the double did not understand its configuration:\n{text}");
-        Double { library, leaks_allowed: Cell::new(false), _turn: turn }
+        Double { library, leaks_allowed: AtomicBool::new(false), _turn: turn }
     }
 
     /// Lets objects stay alive when this is dropped: the test breaks the GPU so that its memory must not be freed.
     pub fn allow_leaks(&self) {
-        self.leaks_allowed.set(true);
+        self.leaks_allowed.store(true, Ordering::Relaxed);
     }
 
     /// The file of the double: beside the running test or in the folder above, or where `SWCUDA_LIBRARY` says (a test under a
@@ -204,7 +204,7 @@ impl Drop for Double {
         let (reports, live, leaks) = (self.reports(), self.live(), self.leaks());
         assert!(reports.is_empty(), "the double found mistakes:\n  {}", reports.join("\n  "));
         assert!(settled, "work in a stream did not come to an end");
-        if self.leaks_allowed.get() {
+        if self.leaks_allowed.load(Ordering::Relaxed) {
             return;
         }
         assert_eq!(live, Live::default(), "something is still alive:\n  {}", leaks.join("\n  "));
