@@ -56,7 +56,7 @@ fn upload(device: &CudaDevice, piece: Piece, arena: Arena) -> Result<()> {
     let mut stream = device.stream(None, &fallbacks)?;
     let casts = vec![(Float::F32, Float::BF16)];
     stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes: 4096, casts, ..StreamNeeds::default() })?;
-    let (mut regions, _) = arena.carve(&[0..piece.len()])?;
+    let (mut regions, _) = arena.carve(std::slice::from_ref(&(0..piece.len())))?;
     let mut buffer = pool.acquire().expect("it is free");
     buffer.bytes_mut().fill(0xEE);
     stream.upload(buffer, vec![(piece, regions.pop().expect("one range"))])?.finish().map(drop)
