@@ -13,6 +13,7 @@ mod gpu_direct;
 mod kernels;
 mod layers;
 mod load;
+mod options;
 mod outputs;
 mod plan;
 mod scripts;

@@ -105,7 +105,7 @@ fn meant(args: &ConversionArgs, interrupt: &Interrupt, progress: Option<Arc<Prog
         max_shard_bytes: args.max_shard_size.unwrap_or(MAX_SHARD_BYTES),
         check: args.check,
         progress: progress
-            .map(|progress| -> save::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
+            .map(|progress| -> vramp::load::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
         leftovers: interrupt.leftovers(),
     }
 }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
+use vramp::dtype::element_count;
 use vramp::estimate::{Estimate, Link, NAMED_LINKS, Size, Weights, estimate, size_of_all};
 
 use super::args::EstimateArgs;
 use super::fleet;
-use super::inspect::elements;
 use super::options;
 use super::output::{Failure, Output};
 use super::text::{self, Align, BAR, BOLD, Table};
@@ -54,7 +54,7 @@ fn model(args: &EstimateArgs) -> Result<Model, Failure> {
     for tensor in checkpoint.tensors() {
         let none = || Weights { parameters: 0, dtype: tensor.dtype.clone(), copies: 1 };
         let part = by_type.entry(tensor.dtype.to_string()).or_insert_with(none);
-        part.parameters = part.parameters.saturating_add(elements(&tensor.shape));
+        part.parameters = part.parameters.saturating_add(element_count(&tensor.shape));
     }
     let parts: Vec<_> = by_type.into_values().collect();
     let parameters = parts.iter().map(|part| part.parameters).fold(0, u64::saturating_add);

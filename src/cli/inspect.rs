@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use vramp::checkpoint::{Checkpoint, Format, Selected, Skipped, Slice, TensorData, TensorInfo};
 use vramp::device::CpuDevice;
+use vramp::dtype::element_count;
 use vramp::load::{Loader, Prepared, TransferOptions};
 
 use super::args::InspectArgs;
@@ -98,11 +99,6 @@ pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> 
     output.text(&out)
 }
 
-/// Number of elements, saturating.
-pub(crate) fn elements(shape: &[u64]) -> u64 {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim)) }
-}
-
 fn prepare(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared, Failure> {
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
     Ok(loader.prepare(checkpoint, selected)?)
@@ -161,7 +157,7 @@ fn total_bytes(listed: &[Listed]) -> u64 {
 }
 
 fn parameters(listed: &[Listed]) -> u64 {
-    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(elements(&tensor.shape)))
+    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(element_count(&tensor.shape)))
 }
 
 fn distinct(listed: &[Listed]) -> impl Iterator<Item = &Listed> {

@@ -270,11 +270,11 @@ impl Got {
         match self {
             Got::Copied(loaded) => {
                 let tensors = names.map(|name| Ok((name, loaded.tensor(name)?))).collect::<Result<_, Failure>>()?;
-                digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
+                digests::of(tensors, |tensor| tensor.byte_len(), |tensor| tensor.sha256(), interrupt)
             }
             Got::Mapped(mapped) => {
                 let tensors = names.map(|name| Ok((name, mapped.tensor(name)?))).collect::<Result<_, Failure>>()?;
-                digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
+                digests::of(tensors, |tensor| tensor.byte_len(), |tensor| tensor.sha256(), interrupt)
             }
         }
     }

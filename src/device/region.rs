@@ -36,6 +36,14 @@ pub trait Memory: Send + Sync {
         None
     }
 
+    /// Whether the bytes that were written are still there.
+    ///
+    /// # Errors
+    /// When the device keeps nothing (the null device), with what it is for.
+    fn must_keep(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Copies `range` back into host memory; `target` has its length.
     ///
     /// # Errors
@@ -287,6 +295,25 @@ impl View {
         // SAFETY: every region that touches the range was done when the view was made and stays done, so nothing writes
         // these bytes any more; the memory is initialised and lives as long as `shared`.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
+    }
+
+    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it, where that is known.
+    pub fn owner(&self) -> Option<String> {
+        match &self.shared.backing {
+            Backing::Host(_) => Some("cpu".to_owned()),
+            Backing::Device(memory) => memory.owner(),
+        }
+    }
+
+    /// Whether the bytes that were loaded are still there.
+    ///
+    /// # Errors
+    /// When the device keeps nothing (the null device), with what it is for.
+    pub fn must_keep(&self) -> Result<()> {
+        match &self.shared.backing {
+            Backing::Host(_) => Ok(()),
+            Backing::Device(memory) => memory.must_keep(),
+        }
     }
 
     /// The device's own address of the first byte, where it has addresses; `None` for host memory and for nothing.
