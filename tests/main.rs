@@ -16,6 +16,7 @@ mod load;
 mod options;
 mod outputs;
 mod plan;
+mod screen;
 mod scripts;
 mod torch;
 mod trace;
