@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tensor = mapped.tensor(&name)?;
 
     // Safe: a copy of the first bytes, checked against the file having changed.
-    let mut first = vec![0; tensor.len().min(16) as usize];
+    let mut first = vec![0; tensor.byte_len().min(16) as usize];
     tensor.copy_to(0, &mut first)?;
     println!("{tensor:?} begins with {first:02x?}");
 

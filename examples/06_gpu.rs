@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // The places of the serving model's tensors, counted from the first of them. A tensor without elements has no address.
-    let addresses = || serving.tensors().iter().filter_map(|tensor| Some((tensor.address()?, tensor.len())));
+    let addresses = || serving.tensors().iter().filter_map(|tensor| Some((tensor.address()?, tensor.byte_len())));
     let base = addresses().map(|(address, _)| address).min().ok_or("no tensors")?;
     let end = addresses().map(|(address, len)| address + len).max().unwrap_or(base);
     let place = |tensor: &vramp::tensor::Tensor| tensor.address().map_or(0, |address| address - base);

@@ -126,6 +126,11 @@ impl serde::Serialize for Dtype {
     }
 }
 
+/// Number of elements of a shape: 1 for a scalar, 0 where a dimension is 0, `u64::MAX` where the product is larger.
+pub fn element_count(shape: &[u64]) -> u64 {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +152,8 @@ mod tests {
         assert_eq!(Dtype::F32.tensor_bytes(&[0, u64::MAX]), Some(0));
         assert_eq!(Dtype::F32.tensor_bytes(&[1 << 62]), None);
         assert_eq!(Dtype::F32.tensor_bytes(&[1 << 32, 1 << 32]), None);
+        assert_eq!((element_count(&[]), element_count(&[3, 0]), element_count(&[3, 5])), (1, 0, 15));
+        assert_eq!((element_count(&[1 << 40, 1 << 40]), element_count(&[1 << 40, 1 << 40, 0])), (u64::MAX, 0));
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod links;
 mod size;
 
 pub use links::{Link, NAMED_LINKS};
-pub use size::{Scales, Size, Weights, size_of, size_of_all};
+pub use size::{QUANTISED, Scales, Size, Weights, element_bits, size_of, size_of_all};
 
 /// T = S / B for one size and a chain of links.
 #[derive(Debug, Clone, PartialEq, Serialize)]

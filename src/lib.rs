@@ -22,6 +22,7 @@
 //! | to | use |
 //! |---|---|
 //! | load and be done | [`load::load`] |
+//! | follow a load, stop it, cast floats, choose the device | [`load::Options`] |
 //! | look at a checkpoint without reading tensors | [`Checkpoint::open`](checkpoint::Checkpoint::open) |
 //! | choose tensors, slices, a tensor-parallel rank | [`checkpoint::Selection`] |
 //! | demand exactly the names, shapes and types of a model | [`checkpoint::strict`] |

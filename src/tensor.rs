@@ -9,7 +9,7 @@ use bytemuck::AnyBitPattern;
 
 use crate::device::View;
 use crate::digest::{Digest, Hasher};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, element_count};
 use crate::error::{Error, Result};
 
 /// Bytes that are read back at a time for hashing.
@@ -44,9 +44,14 @@ impl Tensor {
         &self.shape
     }
 
-    /// Number of bytes.
-    pub fn len(&self) -> u64 {
+    /// Number of bytes that the elements take.
+    pub fn byte_len(&self) -> u64 {
         self.view.len()
+    }
+
+    /// Number of elements: the product of the shape, 1 for a scalar.
+    pub fn element_count(&self) -> u64 {
+        element_count(&self.shape)
     }
 
     /// Whether the tensor has no element.
@@ -57,12 +62,16 @@ impl Tensor {
     /// The elements, row-major, little-endian, where the host can address them.
     ///
     /// # Errors
-    /// When the tensor lies on a device that the host cannot address.
+    /// When the tensor lies on a device that the host cannot address, or one that keeps nothing.
     pub fn bytes(&self) -> Result<&[u8]> {
-        self.view.bytes().ok_or_else(|| Error::Device {
-            device: "device".to_owned(),
+        if let Some(bytes) = self.view.bytes() {
+            return Ok(bytes);
+        }
+        self.view.must_keep()?;
+        Err(Error::Device {
+            device: self.view.owner().unwrap_or_else(|| "device".to_owned()),
             op: "borrow bytes",
-            message: format!("tensor {:?} is not in host memory; use `download`", self.name),
+            message: format!("tensor {:?} is not in host memory; `Tensor::download` copies it there", self.name),
         })
     }
 
@@ -79,9 +88,10 @@ impl Tensor {
     /// # Errors
     /// When the device refuses, or keeps nothing.
     pub fn download(&self) -> Result<Vec<u8>> {
-        let len = usize::try_from(self.len()).map_err(|_| Error::Poisoned { what: "a tensor above the word size" })?;
+        let len =
+            usize::try_from(self.byte_len()).map_err(|_| Error::Poisoned { what: "a tensor above the word size" })?;
         let mut bytes = vec![0; len];
-        self.view.download(0..self.len(), &mut bytes)?;
+        self.view.download(0..self.byte_len(), &mut bytes)?;
         Ok(bytes)
     }
 
@@ -96,8 +106,8 @@ impl Tensor {
         let mut hasher = Hasher::new();
         let mut chunk = vec![0; READ_BACK_BYTES];
         let mut done = 0;
-        while done < self.len() {
-            let len = usize::try_from(self.len() - done).map_or(READ_BACK_BYTES, |left| left.min(READ_BACK_BYTES));
+        while done < self.byte_len() {
+            let len = usize::try_from(self.byte_len() - done).map_or(READ_BACK_BYTES, |left| left.min(READ_BACK_BYTES));
             self.view.download(done..done + len as u64, &mut chunk[..len])?;
             hasher.update(&chunk[..len]);
             done += len as u64;

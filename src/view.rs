@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo};
 use crate::digest::{Digest, Hasher};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, element_count};
 use crate::error::{Error, Result};
 use crate::load::open_same;
 use crate::os;
@@ -85,7 +85,7 @@ impl Checkpoint {
                 tensors.insert(Arc::clone(name), MappedTensor { name: Arc::clone(name), ..tensor.clone() });
             }
         }
-        let bytes = selected.iter().filter_map(|chosen| tensors.get(&chosen.name)).map(MappedTensor::len).sum();
+        let bytes = selected.iter().filter_map(|chosen| tensors.get(&chosen.name)).map(MappedTensor::byte_len).sum();
         let report = maps.report(bytes, (selected.len(), tensors.len()), started.elapsed().as_secs_f64());
         Ok(Mapped { tensors, report, warnings: self.warnings().to_vec() })
     }
@@ -191,9 +191,14 @@ impl MappedTensor {
         &self.shape
     }
 
-    /// Number of bytes.
-    pub fn len(&self) -> u64 {
+    /// Number of bytes that the elements take.
+    pub fn byte_len(&self) -> u64 {
         self.len
+    }
+
+    /// Number of elements: the product of the shape, 1 for a scalar.
+    pub fn element_count(&self) -> u64 {
+        element_count(&self.shape)
     }
 
     /// Whether the tensor has no element.

@@ -501,8 +501,7 @@ fn scales_are_found_under_every_name_and_never_passed_over() {
         let tie = |&(alias, target): &(&str, &str)| Tie { alias: alias.to_owned(), target: target.to_owned() };
         let selection = Selection { ties: given.iter().map(tie).collect(), ..Selection::default() };
         let convert = Some(Convert { to: Float::F32, allow_overflow: false });
-        let transfer = TransferOptions { convert, ..TransferOptions::default() };
-        vramp::load::load(&path, &vramp::load::Options { selection, transfer, ..vramp::load::Options::default() })
+        vramp::load::load(&path, &vramp::load::Options { selection, convert, ..vramp::load::Options::default() })
     };
     let all_are = |loaded: &Loaded, names: &[&str], value: f32| {
         assert_eq!(loaded.tensors().iter().map(vramp::tensor::Tensor::name).collect::<Vec<_>>(), names);

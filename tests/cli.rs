@@ -250,8 +250,8 @@ fn inspect_shows_a_table_a_tree_and_a_plan_to_people() {
     let folder = folder();
     let path = small(folder.path());
     let table = vramp(&["inspect", &path]).out;
-    assert!(table.contains("a.weight  F32   [2, 3]   24 B      0\n"), "{table}");
-    assert!(table.contains("40 B, 1 shard, 2 tensors, 8 parameters"), "{table}");
+    assert!(table.contains("a.weight  F32   [2, 3]   24 B\n"), "{table}");
+    assert!(table.contains("40 B, 1 file, 2 tensors, 8 parameters"), "{table}");
     let tree = vramp(&["inspect", &path, "--tree"]).out;
     assert!(tree.contains("├─ a.weight  F32 [2, 3]  24 B\n└─ b.bias  I64 [2]  16 B\n"), "{tree}");
     let plan = vramp(&["inspect", &path, "--plan"]).out;

@@ -32,7 +32,8 @@ HF_HUB_CACHE and HF_HOME say where the Hugging Face cache lies; nothing is ever 
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:
-  vramp inspect ./Llama-3.1-8B                     what is in it, by type and by tensor
+  vramp inspect ./Llama-3.1-8B                     what is in it, by type, and its largest tensors
+  vramp inspect ./Llama-3.1-8B --all               all tensors
   vramp inspect ./Llama-3.1-8B --tree              as a tree; layers that are alike are shown once
   vramp inspect model.safetensors --plan           what a load would read, by which route
   vramp inspect ./m --include '*.layers.0.*'       only these tensors
@@ -152,6 +153,19 @@ Examples:
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) speech: Speech,
+}
+
+/// How much is said.
+#[derive(Debug, Args)]
+pub(crate) struct Speech {
+    /// Results and errors only: no warnings, no notes, no progress.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Say more: each file, each read of a plan, and on stderr what is being done.
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -302,6 +316,9 @@ pub(crate) struct InspectArgs {
     /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
+    /// List all tensors, by name; without it, the 20 largest. JSON has all of them always.
+    #[arg(long, conflicts_with_all = ["tree", "plan"])]
+    pub(crate) all: bool,
     /// Show the names as a tree; numbered parts that are alike are shown once.
     #[arg(long)]
     pub(crate) tree: bool,
@@ -556,7 +573,9 @@ pub(crate) struct EstimateArgs {
     /// active for a token.
     #[arg(long, value_name = "NxCOUNT[=DTYPE]", action = ArgAction::Append, value_parser = values::experts)]
     pub(crate) experts: Vec<values::Part>,
-    /// The element type of those that name none, as f16, bf16, F8_E4M3.
+    /// The element type of those that name none, as f16, bf16, F8_E4M3, int8, int4, nf4, mxfp4.
+    ///
+    /// int4, uint4, nf4, mxfp4 and nvfp4 are half a byte each; --scales adds what lies beside them.
     #[arg(long, value_name = "DTYPE", value_parser = values::dtype)]
     pub(crate) dtype: Option<vramp::dtype::Dtype>,
     /// Scales stored beside weights of 8 bits or fewer: 128x128=f32, 32=F8_E8M0 or 16=fp8.
@@ -586,6 +605,9 @@ pub(crate) struct EstimateArgs {
 #[command(next_help_heading = "Fleet")]
 pub(crate) struct FleetArgs {
     /// So many hosts start this model at once: how long by shared storage, object storage, local drives and peers.
+    ///
+    /// vramp itself reads files today: shared storage and local drives. Object storage and passing weights on between peers are
+    /// not built yet; their times say what tools that do it could reach.
     ///
     /// A simulation of the stores, cards, drives and GPU links below. Without --shared, --object and --nvme all three are
     /// there: 5GB/s,20GB/s and s3-many,100GB/s and nvme-gen4,5GB/s, which are examples and no facts.

@@ -13,10 +13,10 @@ use vramp::store::{FileStore, Kind, Store};
 
 use super::args::{ConversionArgs, ProgressArg, TiesArg};
 use super::interrupt::Interrupt;
-use super::options;
 use super::output::{Failure, Output};
 use super::progress::Progress;
 use super::text;
+use super::{inspect, options};
 
 /// Files that describe a model beside its weights, by their names or the beginnings of these.
 const COMPANIONS: &[&str] = &[
@@ -50,10 +50,12 @@ pub(crate) fn run(args: &ConversionArgs, output: Output, interrupt: &Interrupt) 
     let started = Instant::now();
     let target = target(args)?;
     let checkpoint = Checkpoint::open_with(&args.input, &options::open(&args.how))?;
+    inspect::opened(output, &checkpoint);
     interrupt.check()?;
     output.warnings(checkpoint.warnings());
     let companions = if args.copy_files { companions(&checkpoint, &target)? } else { Vec::new() };
-    let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
+    let shows = args.progress == ProgressArg::Auto && !output.is_quiet();
+    let progress = shows.then(Progress::on_terminal).flatten();
     let converted = save::convert(&checkpoint, &FileStore, &target, &meant(args, interrupt, progress.clone()));
     if let Some(progress) = &progress {
         progress.clear();
@@ -105,7 +107,7 @@ fn meant(args: &ConversionArgs, interrupt: &Interrupt, progress: Option<Arc<Prog
         max_shard_bytes: args.max_shard_size.unwrap_or(MAX_SHARD_BYTES),
         check: args.check,
         progress: progress
-            .map(|progress| -> save::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
+            .map(|progress| -> vramp::load::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
         leftovers: interrupt.leftovers(),
     }
 }

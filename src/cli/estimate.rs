@@ -6,15 +6,16 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
-use vramp::estimate::{Estimate, Link, NAMED_LINKS, Size, Weights, estimate, size_of_all};
+use vramp::dtype::{Dtype, element_count};
+use vramp::estimate::{Estimate, Link, NAMED_LINKS, QUANTISED, Size, Weights, estimate, size_of_all};
 
 use super::args::EstimateArgs;
 use super::fleet;
-use super::inspect::elements;
-use super::options;
 use super::output::{Failure, Output};
+use super::screen::Screen;
 use super::text::{self, Align, BAR, BOLD, Table};
 use super::values::{self, Part};
+use super::{inspect, options};
 
 /// What is to be moved.
 struct Model {
@@ -26,7 +27,7 @@ struct Model {
 }
 
 pub(crate) fn run(args: &EstimateArgs, output: Output) -> Result<(), Failure> {
-    let model = model(args)?;
+    let model = model(args, output)?;
     output.warnings(&model.warnings);
     if let Some(hosts) = args.fleet.fleet {
         let times = fleet::times(&args.fleet, hosts, model.size.bytes);
@@ -47,14 +48,15 @@ pub(crate) fn run(args: &EstimateArgs, output: Output) -> Result<(), Failure> {
     }
 }
 
-fn model(args: &EstimateArgs) -> Result<Model, Failure> {
+fn model(args: &EstimateArgs, output: Output) -> Result<Model, Failure> {
     let Some(path) = &args.path else { return typed(args) };
     let checkpoint = Checkpoint::open_with(path, &options::open(&args.how))?;
+    inspect::opened(output, &checkpoint);
     let mut by_type: BTreeMap<String, Weights> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         let none = || Weights { parameters: 0, dtype: tensor.dtype.clone(), copies: 1 };
         let part = by_type.entry(tensor.dtype.to_string()).or_insert_with(none);
-        part.parameters = part.parameters.saturating_add(elements(&tensor.shape));
+        part.parameters = part.parameters.saturating_add(element_count(&tensor.shape));
     }
     let parts: Vec<_> = by_type.into_values().collect();
     let parameters = parts.iter().map(|part| part.parameters).fold(0, u64::saturating_add);
@@ -79,7 +81,18 @@ fn typed(args: &EstimateArgs) -> Result<Model, Failure> {
     if args.scales.is_some() && size.scale_bytes == 0 {
         return Err(Failure::Usage("--scales go with weights of 8 bits or fewer, and there are none".to_owned()));
     }
-    Ok(Model { size, parts, of_checkpoint: false, warnings: Vec::new() })
+    let warnings = if args.scales.is_none() { scales_left_out(&parts) } else { Vec::new() };
+    Ok(Model { size, parts, of_checkpoint: false, warnings })
+}
+
+/// Quantised weights have scales, which are a part of S.
+fn scales_left_out(parts: &[Weights]) -> Vec<String> {
+    let is_there = |name: &str| parts.iter().any(|part| part.dtype.name() == name);
+    let quantised = QUANTISED.iter().filter(|(name, ..)| is_there(name));
+    let line = |(name, _, block, scale): &(&str, u64, u64, Dtype)| {
+        format!("{name} weights have scales, which are not counted: often --scales {block}={scale}")
+    };
+    quantised.map(line).collect()
 }
 
 fn weights(part: &Part, args: &EstimateArgs) -> Result<Weights, Failure> {
@@ -137,7 +150,7 @@ fn headline(model: &Model) -> String {
     let mut out = format!("S  {bytes}  {} parameters{of_type}\n", text::large(model.size.parameters));
     if only_type(model).is_none() && !model.of_checkpoint || model.parts.iter().any(|part| part.copies > 1) {
         let parts: Vec<String> = model.parts.iter().map(part_text).collect();
-        out.push_str(&format!("   {}\n", parts.join(" + ")));
+        out.push_str(&Screen::stdout().wrapped(&format!("   {}\n", parts.join(" + ")), 3));
     }
     if model.size.scale_bytes > 0 {
         out.push_str(&format!("   {} of S are scales\n", text::decimal(model.size.scale_bytes)));
@@ -161,7 +174,7 @@ fn as_text(model: &Model, estimate: &Estimate, chained: bool) -> String {
         out.push_str(&format!("T  {}  = S/B, at best\n", text::styled(BOLD, text::seconds(seconds))));
         if estimate.links.len() > 1 {
             out.push_str(&format!("   {}  if no stage overlapped another: their sum\n", text::seconds(sum)));
-            out.push_str(&format!("\n{}\n", text::escape(&estimate.chain())));
+            out.push_str(&format!("\n{}\n", Screen::stdout().wrapped(&text::escape(&estimate.chain()), 2)));
         }
     }
     if !chained || estimate.links.len() > 1 {

@@ -7,11 +7,21 @@ use vramp::estimate::fleet::{Drives, Fleet, Flip, Limit, Outcome, Spread, Storag
 use vramp::estimate::{Link, NAMED_LINKS};
 
 use super::args::FleetArgs;
+use super::screen::Screen;
 use super::text::{self, Align, BAR, BOLD, Table};
 use super::values::Pair;
 
 /// Changes of the best way are looked for up to so many hosts, or up to as many as were typed.
 const LOOK_UP_TO: u64 = 10_000;
+
+/// Cells of a bar, and the columns that a screen must have for bars.
+const BAR_CELLS: usize = 10;
+const COLUMNS_FOR_BARS: usize = 90;
+
+const NOT_BUILT: &str = "vramp itself reads files: shared storage and local drives. It does not read object storage, fill \
+    drives or pass weights on between peers yet; those times say what tools that do it could reach.";
+
+const AT_BEST: &str = "At best, without set-up: no latency, no failures, no other traffic (docs/scaling.md).";
 
 /// What comes out.
 pub(crate) struct Times {
@@ -52,30 +62,50 @@ pub(crate) fn json(times: &Times) -> Value {
     if let Some(all) = all.as_object_mut() {
         all.insert("ways".to_owned(), json!(times.outcomes));
         all.insert("best".to_owned(), json!(best(&times.outcomes).map(|best| best.way)));
+        all.insert("best_built".to_owned(), json!(fastest_built(&times.outcomes).map(|fastest| fastest.way)));
         all.insert("flips".to_owned(), json!(times.flips));
         all.insert("flips_up_to_hosts".to_owned(), json!(times.looked_up_to));
     }
     all
 }
 
+/// Whether vramp does it, or another tool has to.
+fn is_built(way: Way) -> bool {
+    match way {
+        Way::SharedStorage | Way::LocalNvme => true,
+        Way::ObjectStorage | Way::Peers | Way::FilledNvme => false,
+    }
+}
+
+/// The fastest way that vramp goes itself for hosts that have nothing yet.
+fn fastest_built(outcomes: &[Outcome]) -> Option<&Outcome> {
+    let built = outcomes.iter().filter(|outcome| is_built(outcome.way) && outcome.way.starts_empty());
+    built.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
 pub(crate) fn text(times: &Times) -> String {
-    let best = best(&times.outcomes);
+    let (best, screen) = (best(&times.outcomes), Screen::stdout());
     let mut out = hosts(&times.fleet);
     out.push('\n');
-    out.push_str(&table(&times.outcomes));
+    out.push_str(&table(&times.outcomes, screen.columns >= COLUMNS_FOR_BARS));
     out.push('\n');
     match best {
         Some(best) => {
             let seconds = text::styled(BOLD, text::seconds(best.seconds));
             out.push_str(&format!("best     {seconds}  {}\n", way(best)));
             if let Some(spread) = &best.spread {
-                out.push_str(&format!("         {}\n", how(spread)));
+                out.push_str(&format!("{}\n", screen.wrapped(&format!("         {}", how(spread)), 9)));
             }
-            out.push_str(&format!("changes  {}\n", changes(times)));
+            if let Some(itself) = fastest_built(&times.outcomes).filter(|itself| itself.way != best.way) {
+                let seconds = text::styled(BOLD, text::seconds(itself.seconds));
+                out.push_str(&format!("itself   {seconds}  {}\n", way(itself)));
+            }
+            out.push_str(&format!("{}\n", screen.wrapped(&format!("changes  {}", changes(times)), 9)));
         }
         None => out.push_str("best     none: there is no store that hosts without the weights could read\n"),
     }
-    out.push_str("At best, without set-up: no latency, no failures, no other traffic (docs/scaling.md).\n");
+    out.push_str(&format!("\n{}\n", screen.wrapped(NOT_BUILT, 0)));
+    out.push_str(&format!("{}\n", screen.wrapped(AT_BEST, 0)));
     out
 }
 
@@ -111,20 +141,26 @@ fn called(rate: f64) -> String {
         .unwrap_or_default()
 }
 
-fn table(outcomes: &[Outcome]) -> String {
+fn table(outcomes: &[Outcome], bars: bool) -> String {
     let longest = outcomes.iter().map(|outcome| outcome.seconds).fold(0.0, f64::max);
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Left, Align::Left]);
     table.heading(["way", "seconds", "store gives", "the limit", ""]);
     for outcome in outcomes {
         table.styled_row([
             (anstyle::Style::new(), way(outcome)),
-            (anstyle::Style::new(), text::seconds(outcome.seconds)),
+            (anstyle::Style::new(), short(outcome.seconds)),
             (anstyle::Style::new(), text::decimal(outcome.storage_bytes)),
             (anstyle::Style::new(), limit(outcome.limit).to_owned()),
-            (BAR, text::bar(outcome.seconds / longest, 20)),
+            (BAR, if bars { text::bar(outcome.seconds / longest, BAR_CELLS) } else { String::new() }),
         ]);
     }
     table.render()
+}
+
+/// `448 s`: without the minutes in brackets, for columns.
+fn short(seconds: f64) -> String {
+    let long = text::seconds(seconds);
+    long.split_once(" (").map_or(long.clone(), |(short, _)| short.to_owned())
 }
 
 fn way(outcome: &Outcome) -> String {
@@ -137,15 +173,15 @@ fn name(way: Way) -> &'static str {
         Way::SharedStorage => "shared storage",
         Way::ObjectStorage => "object storage",
         Way::Peers => "peers",
-        Way::FilledNvme => "local NVMe, filled first",
-        Way::LocalNvme => "local NVMe, already there",
+        Way::FilledNvme => "NVMe, filled",
+        Way::LocalNvme => "NVMe, already there",
     }
 }
 
 fn limit(limit: Limit) -> &'static str {
     match limit {
-        Limit::StorageTotal => "the store, shared by all",
-        Limit::StoragePerHost => "the store, for one host",
+        Limit::StorageTotal => "store, all hosts",
+        Limit::StoragePerHost => "store, one host",
         Limit::Nic => "network card",
         Limit::NvmeRead => "reading the drives",
         Limit::NvmeWrite => "writing the drives",

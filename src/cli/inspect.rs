@@ -5,18 +5,26 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramp::checkpoint::{Checkpoint, Format, Selected, Skipped, Slice, TensorData, TensorInfo};
+use vramp::checkpoint::{Checkpoint, Format, Selected, Shard, Skipped, Slice, TensorData, TensorInfo};
 use vramp::device::CpuDevice;
+use vramp::dtype::element_count;
 use vramp::load::{Loader, Prepared, TransferOptions};
 
 use super::args::InspectArgs;
 use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
+use super::screen::Screen;
 use super::text::{self, Align, BOLD, DIM, Table};
 use super::{options, plan, tree};
 
 /// Further names that the summary shows.
 const MOST_TIES: usize = 12;
+
+/// Entries of the metadata that it shows.
+const MOST_METADATA: usize = 12;
+
+/// Tensors that are listed without `--all`.
+const MOST_TENSORS: usize = 20;
 
 /// One line of the listing.
 #[derive(Debug, Clone, Serialize)]
@@ -73,6 +81,7 @@ struct Inspected<'a> {
 
 pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
     let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    opened(output, &checkpoint);
     interrupt.check()?;
     let everything = options::selects_all(&args.selection);
     let selected =
@@ -89,18 +98,49 @@ pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> 
     if output.json {
         return output.json(&inspected(&checkpoint, &listed, prepared.as_ref()));
     }
-    let mut out = summary(&checkpoint, &listed, everything);
+    let mut out = summary(&checkpoint, &listed, everything, output.is_verbose());
+    let files = if output.is_verbose() { file_names(checkpoint.shards()) } else { Vec::new() };
     match &prepared {
-        Some(prepared) => out.push_str(&plan::text(prepared, checkpoint.shards())),
+        Some(prepared) => out.push_str(&plan::text(prepared, checkpoint.shards(), "cpu", output.is_verbose())),
         None if args.tree => out.push_str(&tree::text(&listed)),
-        None => out.push_str(&table(&listed)),
+        None if args.all => out.push_str(&table(&listed.iter().collect::<Vec<_>>(), &files)),
+        None => out.push_str(&largest(&listed, &files)),
     }
     output.text(&out)
 }
 
-/// Number of elements, saturating.
-pub(crate) fn elements(shape: &[u64]) -> u64 {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim)) }
+/// For those who asked for more: which files a path came to.
+pub(crate) fn opened(output: Output, checkpoint: &Checkpoint) {
+    output.detail(|| {
+        let shards = checkpoint.shards();
+        let path = checkpoint.path().display();
+        let mut out = format!("opened {path}: {}, {}", format_name(checkpoint.format()), counted_files(shards));
+        for (shard, name) in shards.iter().zip(file_names(shards)) {
+            let _ = write!(out, "\n  {}  {name}", text::both(shard.bytes));
+        }
+        out
+    });
+}
+
+fn format_name(format: Format) -> String {
+    let name = serde_json::to_value(format).ok().and_then(|name| name.as_str().map(str::to_owned));
+    name.unwrap_or_default()
+}
+
+/// `4 files`. What is made of a file is not another file.
+pub(crate) fn counted_files(shards: &[Shard]) -> String {
+    let paths: HashSet<_> = shards.iter().map(|shard| &shard.path).collect();
+    text::plural(paths.len() as u64, "file")
+}
+
+/// The name of each shard's file. Tensors that are unpacked or rearranged on loading are a shard of their own of the same file.
+pub(crate) fn file_names(shards: &[Shard]) -> Vec<String> {
+    let name = |shard: &Shard| {
+        let name = shard.path.file_name().unwrap_or(shard.path.as_os_str()).to_string_lossy().into_owned();
+        let made = if shard.made.is_some() { " (rearranged)" } else { "" };
+        format!("{}{made}", text::escape(&name))
+    };
+    shards.iter().map(name).collect()
 }
 
 fn prepare(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared, Failure> {
@@ -161,7 +201,7 @@ fn total_bytes(listed: &[Listed]) -> u64 {
 }
 
 fn parameters(listed: &[Listed]) -> u64 {
-    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(elements(&tensor.shape)))
+    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(element_count(&tensor.shape)))
 }
 
 fn distinct(listed: &[Listed]) -> impl Iterator<Item = &Listed> {
@@ -169,7 +209,7 @@ fn distinct(listed: &[Listed]) -> impl Iterator<Item = &Listed> {
 }
 
 fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Option<&'a Prepared>) -> Inspected<'a> {
-    let shard = |shard: &vramp::checkpoint::Shard| ShardListed {
+    let shard = |shard: &Shard| ShardListed {
         path: shard.path.display().to_string(),
         bytes: shard.bytes,
         made: shard.made.is_some(),
@@ -191,27 +231,27 @@ fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Opt
 }
 
 /// The checkpoint in a few lines.
-fn summary(checkpoint: &Checkpoint, listed: &[Listed], everything: bool) -> String {
-    let shards = checkpoint.shards();
+fn summary(checkpoint: &Checkpoint, listed: &[Listed], everything: bool, whole: bool) -> String {
+    let (most_ties, most_metadata) = if whole { (usize::MAX, usize::MAX) } else { (MOST_TIES, MOST_METADATA) };
     let selected = if everything { "" } else { " selected" };
     let mut out = format!(
         "{}\n{}, {}, {}{selected}, {} parameters\n",
         text::styled(BOLD, text::escape(&checkpoint.path().display().to_string())),
         text::both(total_bytes(listed)),
-        text::plural(shards.len() as u64, "shard"),
+        counted_files(checkpoint.shards()),
         text::plural(listed.len() as u64, "tensor"),
         text::large(parameters(listed)),
     );
     let ties = checkpoint.ties();
-    for tie in ties.iter().take(MOST_TIES) {
+    for tie in ties.iter().take(most_ties) {
         let line = format!("{} is {}", text::escape(&tie.alias), text::escape(&tie.target));
         let _ = writeln!(out, "{}", text::styled(DIM, line));
     }
-    if let Some(more) = ties.len().checked_sub(MOST_TIES).filter(|more| *more > 0) {
-        let more = format!("and {} more names of the same bytes (--json lists all)", text::count(more as u64));
+    if let Some(more) = ties.len().checked_sub(most_ties).filter(|more| *more > 0) {
+        let more = format!("and {} more names of the same bytes (-v lists all)", text::count(more as u64));
         let _ = writeln!(out, "{}", text::styled(DIM, more));
     }
-    for (key, value) in checkpoint.metadata().iter().take(12) {
+    for (key, value) in checkpoint.metadata().iter().take(most_metadata) {
         let _ = writeln!(out, "{}", text::styled(DIM, format!("{}: {}", text::escape(key), shortened(value))));
     }
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Right]);
@@ -228,7 +268,7 @@ fn summary(checkpoint: &Checkpoint, listed: &[Listed], everything: bool) -> Stri
 
 /// A value of the metadata on one line.
 fn shortened(value: &str) -> String {
-    const MOST_CHARS: usize = 100;
+    const MOST_CHARS: usize = 60;
     let escaped = text::escape(value);
     if escaped.chars().count() <= MOST_CHARS {
         return escaped;
@@ -236,17 +276,36 @@ fn shortened(value: &str) -> String {
     format!("{}…", escaped.chars().take(MOST_CHARS).collect::<String>())
 }
 
-fn table(listed: &[Listed]) -> String {
-    let mut table = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right]);
-    table.heading(["tensor", "type", "shape", "bytes", "shard"]);
+/// The largest tensors, or all of them by name where they are few.
+fn largest(listed: &[Listed], files: &[String]) -> String {
+    let mut order: Vec<&Listed> = listed.iter().collect();
+    if listed.len() <= MOST_TENSORS {
+        return table(&order, files);
+    }
+    order.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let rest = order.split_off(MOST_TENSORS);
+    let bytes =
+        rest.iter().filter(|tensor| !tensor.is_again).fold(0, |sum: u64, tensor| sum.saturating_add(tensor.bytes));
+    let more = format!(
+        "and {}, none larger, of {} together (--all lists them)",
+        text::plural(rest.len() as u64, "more tensor"),
+        text::decimal(bytes)
+    );
+    format!("{}{}\n", table(&order, files), text::styled(DIM, more))
+}
+
+/// A line a tensor; with the names of the files, also where each lies.
+fn table(listed: &[&Listed], files: &[String]) -> String {
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Left, Align::Right, Align::Left]).elastic(0);
+    table.heading(["tensor", "type", "shape", "bytes", if files.is_empty() { "" } else { "file" }]);
     for tensor in listed {
         table.row([
             text::escape(&tensor.name),
             text::escape(&tensor.dtype),
             text::shape(&tensor.shape),
             text::decimal(tensor.bytes),
-            tensor.shard.to_string(),
+            files.get(tensor.shard as usize).cloned().unwrap_or_default(),
         ]);
     }
-    table.render()
+    table.render_on(Screen::stdout())
 }

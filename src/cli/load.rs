@@ -19,7 +19,7 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
 use super::trace::{All, Trace};
-use super::{digests, options, plan, report, strict, text, view};
+use super::{digests, inspect, options, plan, report, strict, text, view};
 
 /// What was meant.
 struct Job {
@@ -79,6 +79,7 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(&job.path, &job.open)?;
     let open_seconds = started.elapsed().as_secs_f64();
+    inspect::opened(output, &checkpoint);
     job.trace.as_ref().map_or(Ok(()), |trace| trace.spare(checkpoint.shards()))?;
     interrupt.check()?;
     if let Some((spec, names)) = &job.demand {
@@ -116,7 +117,8 @@ impl Job {
     fn of(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Result<Job, Failure> {
         let way = way(args);
         refuse_contradictions(args, way)?;
-        let progress = (args.progress == ProgressArg::Auto).then(Progress::on_terminal).flatten();
+        let shows = args.progress == ProgressArg::Auto && !output.is_quiet();
+        let progress = shows.then(Progress::on_terminal).flatten();
         let trace = args.trace.as_deref().map(Trace::to).transpose()?;
         for (option, input) in [("--profile", &args.transfer.profile), ("--spec", &args.spec)] {
             trace.as_ref().map_or(Ok(()), |trace| trace.spare_input(option, input.as_deref()))?;
@@ -270,11 +272,11 @@ impl Got {
         match self {
             Got::Copied(loaded) => {
                 let tensors = names.map(|name| Ok((name, loaded.tensor(name)?))).collect::<Result<_, Failure>>()?;
-                digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
+                digests::of(tensors, |tensor| tensor.byte_len(), |tensor| tensor.sha256(), interrupt)
             }
             Got::Mapped(mapped) => {
                 let tensors = names.map(|name| Ok((name, mapped.tensor(name)?))).collect::<Result<_, Failure>>()?;
-                digests::of(tensors, |tensor| tensor.len(), |tensor| tensor.sha256(), interrupt)
+                digests::of(tensors, |tensor| tensor.byte_len(), |tensor| tensor.sha256(), interrupt)
             }
         }
     }
@@ -342,7 +344,6 @@ fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Ou
             "warnings": warnings,
         }));
     }
-    let device = format!("{:<14}{}\n", "  device", job.device.name());
     let scales = text::scales(&prepared.plan.scaled());
-    output.text(&(plan::text(prepared, checkpoint.shards()) + "\n" + &device + &scales))
+    output.text(&(plan::text(prepared, checkpoint.shards(), &job.device.name(), output.is_verbose()) + &scales))
 }

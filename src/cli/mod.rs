@@ -20,6 +20,7 @@ mod output;
 mod plan;
 mod progress;
 mod report;
+mod screen;
 mod strict;
 mod text;
 mod trace;
@@ -38,9 +39,9 @@ use clap::error::ErrorKind;
 use vramp::Error;
 use vramp::os;
 
-use args::{Arguments, Command};
+use args::{Arguments, Command, Speech};
 use interrupt::Interrupt;
-use output::{Failure, INTERNAL_ERROR, Output};
+use output::{Failure, INTERNAL_ERROR, Level, Output};
 
 /// What the first panic said, on whichever thread.
 static PANIC: OnceLock<String> = OnceLock::new();
@@ -55,7 +56,7 @@ pub(crate) fn main() -> u8 {
         Ok(arguments) => arguments,
         Err(error) => return not_understood(&error),
     };
-    let output = Output { json: arguments.command.wants_json() };
+    let output = Output { json: arguments.command.wants_json(), level: level(&arguments.speech) };
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| run(&arguments.command, output)));
     interrupt::nobody_else_ends_the_process();
     match outcome {
@@ -100,14 +101,14 @@ fn not_understood(error: &clap::Error) -> u8 {
     } else {
         let message = error.to_string();
         let message = message.trim().strip_prefix("error: ").unwrap_or(message.trim());
-        Output { json: true }.error("usage", message, &[], None, None);
+        Output { json: true, ..Output::default() }.error("usage", message, &[], None, None);
     }
     2
 }
 
 /// Prints help or the version, which are results like others: what cannot be written is a failure.
 fn answer(text: &str) -> u8 {
-    let output = Output { json: false };
+    let output = Output::default();
     output.text(text).map_or_else(
         |failure| {
             output.failure(&failure, None);
@@ -115,6 +116,14 @@ fn answer(text: &str) -> u8 {
         },
         |()| 0,
     )
+}
+
+fn level(speech: &Speech) -> Level {
+    match speech {
+        Speech { quiet: true, .. } => Level::Quiet,
+        Speech { verbose: true, .. } => Level::Verbose,
+        _ => Level::Usual,
+    }
 }
 
 fn asked_for_json() -> bool {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 use vramp::Error;
 
+use super::screen::Screen;
 use super::text::{self, BAD, DIM, WARN};
 
 /// The exit status after a panic, that is a bug of ours: not 101, and shared with devices, as `Error::Poisoned` is.
@@ -60,14 +61,38 @@ impl Failure {
 }
 
 /// How this run speaks.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Output {
     pub(crate) json: bool,
+    pub(crate) level: Level,
+}
+
+/// How much is said beside results and errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Level {
+    /// Nothing.
+    Quiet,
+    /// Warnings; notes and progress on a terminal.
+    #[default]
+    Usual,
+    /// Also what is being done, on stderr, terminal or not.
+    Verbose,
 }
 
 impl Output {
+    /// Whether a person wants results and errors only.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.level == Level::Quiet
+    }
+
+    /// Whether a person wants all that can be said.
+    pub(crate) fn is_verbose(&self) -> bool {
+        self.level == Level::Verbose
+    }
+
     /// Prints a result for people. It brings its own line breaks.
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
+        let text = Screen::stdout().folded(text);
         let mut stdout = anstream::stdout().lock();
         written(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
     }
@@ -81,7 +106,7 @@ impl Output {
 
     /// Prints warnings for people; programs find them in the JSON.
     pub(crate) fn warnings(&self, warnings: &[String]) {
-        if self.json {
+        if self.json || self.is_quiet() {
             return;
         }
         for warning in warnings {
@@ -100,10 +125,22 @@ impl Output {
         device("/dev/stdout").zip(device("/dev/null")).is_some_and(|(out, null)| out.rdev() == null.rdev())
     }
 
-    /// Says what is being done, to a person who waits: only where stderr is a terminal.
+    /// Says what is being done, to a person who waits: where stderr is a terminal, or where more was asked for.
     pub(crate) fn note(&self, what: &str) {
-        if io::stderr().is_terminal() {
+        let is_wanted = match self.level {
+            Level::Quiet => false,
+            Level::Usual => io::stderr().is_terminal(),
+            Level::Verbose => true,
+        };
+        if is_wanted {
             complain(&format!("{}\n", text::styled(DIM, text::escape(what))));
+        }
+    }
+
+    /// Says what only those want to know who asked for more. Programs get their JSON and nothing beside it.
+    pub(crate) fn detail(&self, what: impl FnOnce() -> String) {
+        if self.is_verbose() && !self.json {
+            complain(&format!("{}\n", text::styled(DIM, text::escape_lines(&what()))));
         }
     }
 
@@ -138,7 +175,7 @@ impl Output {
         if self.json {
             let path = path.map(|path| path.display().to_string());
             let error = json!({"kind": kind, "message": message, "path": path, "tensor": tensor, "causes": causes});
-            complain(&format!("{}\n", json!({ "error": error })));
+            write_to_stderr(&format!("{}\n", json!({ "error": error })));
             return;
         }
         let mut out = format!("{}: {}\n", text::styled(BAD, "error"), text::escape_lines(message));
@@ -159,8 +196,13 @@ fn causes_of(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string).collect()
 }
 
-/// Writes to stderr. A stderr that is gone leaves nobody to tell.
+/// Writes to stderr, for people.
 fn complain(text: &str) {
+    write_to_stderr(&Screen::stderr().folded(text));
+}
+
+/// A stderr that is gone leaves nobody to tell.
+fn write_to_stderr(text: &str) {
     let _ = anstream::stderr().lock().write_all(text.as_bytes());
 }
 

@@ -1,78 +1,140 @@
-//! What a load would do, for `inspect --plan` and `load --plan-only`. Pure text of a [`Prepared`] plan.
+//! What a load would do, for `inspect --plan` and `load --plan-only`: what and where to first, then the files, then the reads in the
+//! order in which they are submitted. Pure text of a [`Prepared`] plan.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use vramp::checkpoint::Shard;
 use vramp::load::Prepared;
 use vramp::plan::{Landing, Transfer};
 use vramp::source::Route;
 
-use super::text::{self, Align, BOLD, Table};
+use super::inspect::file_names;
+use super::screen::Screen;
+use super::text::{self, Align, BOLD, DIM, Table};
 
-/// The plan in a few lines and a table of the shards.
-pub(crate) fn text(prepared: &Prepared, shards: &[Shard]) -> String {
+/// Reads and files that are shown unless all are asked for.
+const MOST_ROWS: usize = 12;
+
+/// The plan: a few lines, a table of the files, a table of the reads. `whole` shows all rows of both.
+pub(crate) fn text(prepared: &Prepared, shards: &[Shard], device: &str, whole: bool) -> String {
+    let most = if whole { usize::MAX } else { MOST_ROWS };
+    let transfers = &prepared.plan.transfers;
+    let mut out = summary(prepared, device);
+    if !transfers.is_empty() {
+        let names = file_names(shards);
+        out.push_str(&section("files, in the order in which they are read", &files(transfers, shards, &names, most)));
+        out.push_str(&section(
+            &format!("reads, in the order in which they start{}", lanes(transfers)),
+            &reads(transfers, &names, most),
+        ));
+    }
+    out
+}
+
+fn section(heading: &str, table: &str) -> String {
+    format!("\n{}\n{table}", text::styled(BOLD, heading))
+}
+
+fn summary(prepared: &Prepared, device: &str) -> String {
     let plan = &prepared.plan;
-    let staged = plan.staged();
-    let in_place = plan.transfers.len() - staged;
-    let tensors = text::plural(plan.tensors() as u64, "tensor");
-    let mut out = format!("{} {} of {tensors}\n", text::styled(BOLD, "plan:"), text::both(plan.tensor_bytes()));
-    let _ = writeln!(out, "  memory      {} in one piece", text::both(plan.arena_bytes));
+    let (staged, tensors) = (plan.staged(), text::plural(plan.tensors() as u64, "tensor"));
+    let bytes = text::both(plan.tensor_bytes());
+    let mut out = format!("{} {bytes} of {tensors} to {}\n", text::styled(BOLD, "plan:"), text::escape(device));
+    let _ = writeln!(out, "  memory       {} in one allocation", text::both(plan.arena_bytes));
     let _ = writeln!(
         out,
-        "  reads       {} of {}: {in_place} in place, {staged} staged{}",
+        "  reads        {} of {} together: {} in place, {staged} staged{}",
         text::count(plan.transfers.len() as u64),
         text::decimal(plan.read_bytes()),
+        plan.transfers.len() - staged,
         if staged > 0 { format!(" through buffers of {}", text::binary(plan.buffer_bytes)) } else { String::new() },
     );
-    let _ = writeln!(out, "  routes      {}", routes(prepared));
-    let _ = writeln!(
-        out,
-        "  page cache  {} of {} resident",
-        text::decimal(prepared.cache.resident_before),
-        text::decimal(prepared.cache.file_bytes)
-    );
-    let _ = writeln!(out, "  file system {}\n", text::escape(&prepared.file_system));
-    out + &shard_table(&plan.transfers, shards)
+    let _ = writeln!(out, "  routes       {}", routes(prepared));
+    let (resident, all) = (prepared.cache.resident_before, prepared.cache.file_bytes);
+    let _ = writeln!(out, "  page cache   {} of {} resident", text::decimal(resident), text::decimal(all));
+    let _ = writeln!(out, "  file system  {}", text::escape(&prepared.file_system));
+    out
 }
 
 fn routes(prepared: &Prepared) -> String {
-    let of = |route, name| {
+    let of = |route| {
         let bytes = prepared.plan.route_bytes(route);
-        (bytes > 0).then(|| format!("{name} {}", text::decimal(bytes)))
+        (bytes > 0).then(|| format!("{} {}", name_of(route), text::decimal(bytes)))
     };
-    let routes = [
-        of(Route::Direct, "direct"),
-        of(Route::Buffered, "buffered"),
-        of(Route::Mapped, "mapped"),
-        of(Route::GpuDirect, "gpu-direct"),
-    ];
-    let routes: Vec<String> = routes.into_iter().flatten().collect();
+    let routes = [Route::Direct, Route::Buffered, Route::Mapped, Route::GpuDirect];
+    let routes: Vec<String> = routes.into_iter().filter_map(of).collect();
     if routes.is_empty() { "nothing to read".to_owned() } else { routes.join(" · ") }
 }
 
-fn shard_table(transfers: &[Transfer], shards: &[Shard]) -> String {
-    let mut table = Table::new(&[Align::Right, Align::Right, Align::Right, Align::Right, Align::Left]);
-    table.heading(["shard", "reads", "bytes", "in place", "file"]);
-    let mut untouched = 0;
-    for (index, shard) in shards.iter().enumerate() {
-        let here: Vec<&Transfer> = transfers.iter().filter(|transfer| transfer.shard as usize == index).collect();
-        if here.is_empty() {
-            untouched += 1;
-            continue;
-        }
-        let in_place = here.iter().filter(|transfer| matches!(transfer.landing, Landing::InPlace { .. }));
-        let bytes = here.iter().map(|transfer| transfer.len).sum();
+fn name_of(route: Route) -> &'static str {
+    match route {
+        Route::Direct => "direct",
+        Route::Buffered => "buffered",
+        Route::Mapped => "mapped",
+        Route::GpuDirect => "gpu-direct",
+        _ => "other",
+    }
+}
+
+/// Reads of different kinds wait for their own kind only.
+fn lanes(transfers: &[Transfer]) -> &'static str {
+    let is_direct = |transfer: &&Transfer| transfer.route == Route::Direct;
+    let direct = transfers.iter().filter(is_direct).count();
+    if direct > 0 && direct < transfers.len() { " (direct and cached ones side by side)" } else { "" }
+}
+
+fn path_of<'a>(shards: &'a [Shard], transfer: &Transfer) -> Option<&'a Path> {
+    shards.get(transfer.shard as usize).map(|shard| shard.path.as_path())
+}
+
+fn files(transfers: &[Transfer], shards: &[Shard], names: &[String], most: usize) -> String {
+    let mut table = Table::new(&[Align::Right, Align::Right, Align::Right, Align::Left]).elastic(3);
+    table.heading(["reads", "bytes", "in place", "file"]);
+    let used = transfers.chunk_by(|a, b| a.shard == b.shard);
+    for of_file in used.clone().take(most) {
+        let in_place = of_file.iter().filter(|transfer| matches!(transfer.landing, Landing::InPlace { .. }));
         table.row([
-            index.to_string(),
-            text::count(here.len() as u64),
-            text::decimal(bytes),
+            text::count(of_file.len() as u64),
+            text::decimal(of_file.iter().map(|transfer| transfer.len).sum()),
             text::decimal(in_place.map(|transfer| transfer.len).sum()),
-            text::escape(&shard.path.display().to_string()),
+            of_file.first().and_then(|first| names.get(first.shard as usize)).cloned().unwrap_or_default(),
         ]);
     }
-    match untouched {
-        0 => table.render(),
-        _ if table.is_bare() => String::new(),
-        _ => format!("{}{} not read\n", table.render(), text::plural(untouched, "more shard")),
+    let read: HashSet<&Path> = used.clone().filter_map(|of_file| path_of(shards, of_file.first()?)).collect();
+    let all: HashSet<&Path> = shards.iter().map(|shard| shard.path.as_path()).collect();
+    let mut out = table.render_on(Screen::stdout()) + &more(used.count(), most, "file");
+    if all.len() > read.len() {
+        let _ = writeln!(out, "{} not read", text::plural((all.len() - read.len()) as u64, "file"));
     }
+    out
+}
+
+fn reads(transfers: &[Transfer], names: &[String], most: usize) -> String {
+    let left_and_right = [Align::Right, Align::Left, Align::Right, Align::Right, Align::Left, Align::Left];
+    let mut table = Table::new(&left_and_right).elastic(5);
+    table.heading(["", "route", "bytes", "offset", "lands", "file"]);
+    for (at, transfer) in transfers.iter().enumerate().take(most) {
+        let lands = match &transfer.landing {
+            Landing::InPlace { .. } => "in place".to_owned(),
+            Landing::Staged { pieces } => format!("staged, {}", text::plural(pieces.len() as u64, "piece")),
+        };
+        table.row([
+            text::count(at as u64 + 1),
+            name_of(transfer.route).to_owned(),
+            text::decimal(transfer.len),
+            text::count(transfer.offset),
+            lands,
+            names.get(transfer.shard as usize).cloned().unwrap_or_default(),
+        ]);
+    }
+    table.render_on(Screen::stdout()) + &more(transfers.len(), most, "read")
+}
+
+/// What is not shown.
+fn more(all: usize, most: usize, thing: &str) -> String {
+    let more = all.checked_sub(most).filter(|more| *more > 0);
+    let line = more.map(|more| format!("and {} (-v lists all)", text::plural(more as u64, &format!("more {thing}"))));
+    line.map_or(String::new(), |line| format!("{}\n", text::styled(DIM, line)))
 }

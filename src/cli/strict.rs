@@ -9,14 +9,15 @@ use vramp::error::Listed;
 
 use super::args::VerifyArgs;
 use super::interrupt::Interrupt;
-use super::options;
 use super::output::{Failure, Output, even_unheard};
 use super::text::{self, BAD, GOOD};
+use super::{inspect, options};
 
 pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
     let open = options::open(&args.how);
     let spec = read_spec(&args.spec, &open)?;
     let checkpoint = Checkpoint::open_with(&args.path, &open)?;
+    inspect::opened(output, &checkpoint);
     interrupt.check()?;
     let verdict = check(&spec, &checkpoint, &options::names(&args.names))?;
     output.warnings(checkpoint.warnings());

@@ -7,6 +7,8 @@ use std::fmt::{Display, Write as _};
 
 use anstyle::{AnsiColor, Style};
 
+use super::screen::{Screen, elided};
+
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
@@ -170,16 +172,26 @@ pub(crate) enum Align {
 /// megabyte would otherwise be paid for with a megabyte of blanks in every row.
 const WIDEST_CELL: usize = 200;
 
+/// Names are not shortened further than this, however narrow the screen is.
+const NARROWEST_NAME: usize = 16;
+
 /// Rows of cells in aligned columns.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<Align>,
+    /// The column whose cells are shortened where the table would be wider than the screen.
+    elastic: Option<usize>,
     rows: Vec<Vec<(Style, String)>>,
 }
 
 impl Table {
     pub(crate) fn new(columns: &[Align]) -> Table {
-        Table { columns: columns.to_vec(), rows: Vec::new() }
+        Table { columns: columns.to_vec(), elastic: None, rows: Vec::new() }
+    }
+
+    /// The same table with a column of names, which are shortened where the table would be wider than a screen.
+    pub(crate) fn elastic(self, column: usize) -> Table {
+        Table { elastic: Some(column), ..self }
     }
 
     /// A row of column headings.
@@ -195,18 +207,32 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// Whether it has no row but its heading.
-    pub(crate) fn is_bare(&self) -> bool {
-        self.rows.len() <= 1
+    /// The table as wide as it likes, or on a screen as it fits there.
+    pub(crate) fn render_on(mut self, screen: Screen) -> String {
+        if let Some(column) = self.elastic.filter(|_| screen.is_watched) {
+            let widths = self.widths();
+            let own = widths.get(column).copied().unwrap_or_default();
+            let others = widths.iter().sum::<usize>() - own + 2 * widths.len().saturating_sub(1);
+            let room = screen.columns.saturating_sub(others).max(NARROWEST_NAME);
+            for (_, cell) in self.rows.iter_mut().filter_map(|row| row.get_mut(column)) {
+                *cell = elided(cell, room);
+            }
+        }
+        self.render()
     }
 
-    /// The table, each line with a line break, two blanks between columns, none at the end of a line.
-    pub(crate) fn render(&self) -> String {
+    /// The width of each column, in characters.
+    fn widths(&self) -> Vec<usize> {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.map(|(_, cell)| cell.chars().count()).filter(|&chars| chars <= WIDEST_CELL).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        (0..self.columns.len()).map(width).collect()
+    }
+
+    /// The table, each line with a line break, two blanks between columns, none at the end of a line.
+    pub(crate) fn render(&self) -> String {
+        let widths = self.widths();
         let mut out = String::new();
         for row in &self.rows {
             let last = row.iter().rposition(|(_, cell)| !cell.is_empty()).map_or(0, |last| last + 1);
@@ -313,6 +339,23 @@ mod tests {
         table.row(["bbb".into(), "100".into(), String::new()]);
         let plain = anstream::adapter::strip_str(&table.render()).to_string();
         assert_eq!(plain, "a      1  x\nbbb  100\n");
+    }
+
+    #[test]
+    fn a_table_fits_a_screen_by_shorter_names_and_a_pipe_gets_them_whole() {
+        let table = || {
+            let mut table = Table::new(&[Align::Left, Align::Right]).elastic(0);
+            table.row(["model.layers.0.post_attention_layernorm.weight".into(), "8.19 kB".into()]);
+            table.row(["short".into(), "1 B".into()]);
+            table
+        };
+        let screen = Screen { columns: 40, is_watched: true };
+        let plain = |screen| anstream::adapter::strip_str(&table().render_on(screen)).to_string();
+        assert!(plain(screen).lines().all(|line| line.chars().count() == 40), "{}", plain(screen));
+        assert!(plain(screen).contains('…') && plain(screen).contains("norm.weight"));
+        assert!(
+            plain(Screen { is_watched: false, ..screen }).contains("model.layers.0.post_attention_layernorm.weight")
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
 use vramp::dtype::Dtype;
-use vramp::estimate::{Link, NAMED_LINKS, Scales};
+use vramp::estimate::{Link, NAMED_LINKS, QUANTISED, Scales, element_bits};
 use vramp::report::Staging;
 
 /// The smallest staging buffer that any block of direct I/O fits in.
@@ -191,6 +191,8 @@ pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
         "FP8" | "F8" | "FLOAT8" | "FLOAT8_E4M3FN" => "F8_E4M3",
         "FLOAT8_E5M2" => "F8_E5M2",
         "FP4" => "F4",
+        "I4" => "INT4",
+        "U4" => "UINT4",
         "INT8" => "I8",
         "UINT8" => "U8",
         "INT16" => "I16",
@@ -199,8 +201,10 @@ pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
         other => other,
     };
     match Dtype::from_safetensors(name) {
+        quantised if element_bits(&quantised).is_some() => Ok(quantised),
         Dtype::Unknown(_) => {
-            let names: Vec<_> = Dtype::ALL.iter().map(Dtype::name).collect();
+            let quantised = QUANTISED.iter().map(|(name, ..)| *name);
+            let names: Vec<_> = Dtype::ALL.iter().map(Dtype::name).chain(quantised).collect();
             Err(format!("element types are {}", names.join(", ")))
         }
         known => Ok(known),

@@ -47,19 +47,32 @@ impl Device for NullDevice {
     }
 }
 
-struct Nothing(u64);
+pub(super) struct Nothing(u64);
 
 impl Memory for Nothing {
     fn len(&self) -> u64 {
         self.0
     }
 
+    fn must_keep(&self) -> Result<()> {
+        Err(kept_nothing())
+    }
+
     fn download(&self, _range: Range<u64>, _target: &mut [u8]) -> Result<()> {
-        Err(Error::Device {
-            device: "null".to_owned(),
-            op: "download",
-            message: "the null device keeps no bytes; load to `cpu` to read tensors back".to_owned(),
-        })
+        Err(kept_nothing())
+    }
+
+    fn transposed(&self, _range: Range<u64>, _shape: [u64; 2], _element_bytes: u64) -> Result<Box<dyn Memory>> {
+        Err(kept_nothing())
+    }
+}
+
+fn kept_nothing() -> Error {
+    Error::Device {
+        device: "null".to_owned(),
+        op: "read back",
+        message: "the null device keeps no bytes; it measures reading. Load to `cpu` or `cuda` to use tensors"
+            .to_owned(),
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::cuda::DeviceMemory;
+use super::null::Nothing;
 use crate::convert::transpose;
 use crate::digest;
 use crate::error::{Error, Result};
@@ -31,6 +32,14 @@ pub trait Memory: Any + Send + Sync {
     /// Whether there is no byte.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether the bytes that were written are still there.
+    ///
+    /// # Errors
+    /// When the device keeps nothing (the null device), with what it is for.
+    fn must_keep(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Copies `range` back into host memory; `target` has its length.
@@ -134,13 +143,10 @@ impl Arena {
         self.backing.memory::<DeviceMemory>()?.address()
     }
 
-    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it: `cpu` or a GPU. `None` for memory of
-    /// any other device.
+    /// The device whose memory it is, as [`Device::name`](super::Device::name) says it: `cpu`, `null` or a GPU. `None` for
+    /// memory of any other device.
     pub fn owner(&self) -> Option<String> {
-        match &self.backing {
-            Backing::Host(_) => Some("cpu".to_owned()),
-            Backing::Device(_) => self.backing.memory::<DeviceMemory>().map(DeviceMemory::owner),
-        }
+        self.backing.owner()
     }
 
     /// Whether the arena has no byte.
@@ -299,6 +305,22 @@ impl View {
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
     }
 
+    /// The device whose memory it is, as [`Arena::owner`] says it.
+    pub fn owner(&self) -> Option<String> {
+        self.shared.backing.owner()
+    }
+
+    /// Whether the bytes that were loaded are still there.
+    ///
+    /// # Errors
+    /// When the device keeps nothing (the null device), with what it is for.
+    pub fn must_keep(&self) -> Result<()> {
+        match &self.shared.backing {
+            Backing::Host(_) => Ok(()),
+            Backing::Device(memory) => memory.must_keep(),
+        }
+    }
+
     /// The GPU's own address of the first byte; `None` for any other memory and for nothing.
     pub fn address(&self) -> Option<u64> {
         Some(self.shared.backing.memory::<DeviceMemory>()?.address()? + self.range.start)
@@ -376,6 +398,14 @@ impl Backing {
     fn memory<M: Memory>(&self) -> Option<&M> {
         let Backing::Device(memory) = self else { return None };
         (memory.as_ref() as &dyn Any).downcast_ref()
+    }
+
+    fn owner(&self) -> Option<String> {
+        match self {
+            Backing::Host(_) => Some("cpu".to_owned()),
+            Backing::Device(_) if self.memory::<Nothing>().is_some() => Some("null".to_owned()),
+            Backing::Device(_) => self.memory::<DeviceMemory>().map(DeviceMemory::owner),
+        }
     }
 
     fn len(&self) -> u64 {

@@ -37,9 +37,26 @@ pub struct Size {
     pub scale_bytes: u64,
 }
 
+/// Types that weights are quantised to, which no safetensors type is: name, bits of an element, and the scales that usually lie
+/// beside them, as elements that share one and its type.
+pub const QUANTISED: [(&str, u64, u64, Dtype); 6] = [
+    ("INT4", 4, 128, Dtype::F16),
+    ("UINT4", 4, 128, Dtype::F16),
+    ("NF4", 4, 64, Dtype::F32),
+    ("MXFP4", 4, 32, Dtype::F8_E8M0),
+    ("NVFP4", 4, 16, Dtype::F8_E4M3),
+    ("MXFP8", 8, 32, Dtype::F8_E8M0),
+];
+
+/// Bits of an element, also of the types in [`QUANTISED`], which are [`Dtype::Unknown`] by their names there.
+pub fn element_bits(dtype: &Dtype) -> Option<u64> {
+    let named = |name: &str| QUANTISED.iter().find(|(quantised, ..)| *quantised == name).map(|(_, bits, ..)| *bits);
+    dtype.bits().or_else(|| named(dtype.name()))
+}
+
 /// Bytes of `parameters` weights of one element type. `None` for an unknown type or on overflow.
 pub fn size_of(parameters: u64, dtype: &Dtype) -> Option<u64> {
-    dtype.bits().and_then(|bits| parameters.checked_mul(bits)).map(|bits| bits.div_ceil(8))
+    element_bits(dtype).and_then(|bits| parameters.checked_mul(bits)).map(|bits| bits.div_ceil(8))
 }
 
 /// The sum over all parts. `None` for an unknown type, a block of no elements, or on overflow.
@@ -50,7 +67,9 @@ pub fn size_of_all(parts: &[Weights], scales: Option<&Scales>) -> Option<Size> {
     for part in parts {
         let parameters = part.parameters.checked_mul(part.copies)?;
         let scale_bytes = match scales {
-            Some(scales) if part.dtype.bits()? <= 8 => size_of(blocks(parameters, scales.block)?, &scales.dtype)?,
+            Some(scales) if element_bits(&part.dtype)? <= 8 => {
+                size_of(blocks(parameters, scales.block)?, &scales.dtype)?
+            }
             _ => 0,
         };
         let bytes = size_of(parameters, &part.dtype)?.checked_add(scale_bytes)?;
@@ -77,6 +96,13 @@ mod tests {
     fn packed_types_count_bits() {
         assert_eq!(size_of(3, &Dtype::F4), Some(2));
         assert_eq!(size_of(u64::MAX, &Dtype::F64), None);
+        for (name, bytes) in [("INT4", 35), ("UINT4", 35), ("NF4", 35), ("MXFP4", 35), ("NVFP4", 35), ("MXFP8", 70)] {
+            let dtype = Dtype::from_safetensors(name);
+            assert_eq!(size_of(70_000_000_000, &dtype), Some(bytes * 1_000_000_000), "{name}");
+        }
+        let scales = Scales { block: 32, dtype: Dtype::F8_E8M0 };
+        let size = size_of_all(&[weights(64, Dtype::from_safetensors("MXFP4"), 1)], Some(&scales)).unwrap();
+        assert_eq!((size.bytes, size.scale_bytes), (34, 2));
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time, `profile` reads options from a file, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing
+//! time, `options` is what `load` may be told, `profile` reads options from a file, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing
 //! here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;
 mod loading;
 mod meter;
+mod options;
 mod profile;
 mod run;
 mod scales;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub use loading::Loading;
+pub use options::{Options, Progress};
 pub use profile::{MOST_AT_ONCE, Profile};
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
@@ -40,9 +42,9 @@ use meter::Meter;
 use run::Run;
 use trace::{Span, Tracer};
 
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
+use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, scaled_names};
 use crate::convert::Float;
-use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
+use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::align_down;
 use crate::os;
@@ -54,20 +56,7 @@ use crate::source::{
 use crate::staging::StagingPool;
 use crate::tensor::Tensor;
 
-/// Everything that [`load`] may be told. The default loads all tensors to host memory.
-#[derive(Clone)]
-pub struct Options {
-    /// Where the tensors go.
-    pub device: Arc<dyn Device>,
-    /// Which tensors, and which parts of them.
-    pub selection: Selection,
-    /// How the checkpoint is opened.
-    pub open: OpenOptions,
-    /// How the bytes are moved.
-    pub transfer: TransferOptions,
-}
-
-/// How the bytes of a load are moved.
+/// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
 #[derive(Clone, Default)]
 pub struct TransferOptions {
     /// Which way the bytes go.
@@ -152,23 +141,12 @@ pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(path, &options.open)?;
     let open_seconds = started.elapsed().as_secs_f64();
-    let mut loader = Loader::new(Arc::clone(&options.device), options.transfer.clone());
+    let mut loader = Loader::new(Arc::clone(&options.device), options.transfer());
     let planning = Instant::now();
     let selected = checkpoint.select(&options.selection)?;
     let prepared = loader.prepare(&checkpoint, &selected)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
     loader.load(&checkpoint, &Prepared { open_seconds, plan_seconds, ..prepared })
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            device: Arc::new(CpuDevice::new()),
-            selection: Selection::default(),
-            open: OpenOptions::default(),
-            transfer: TransferOptions::default(),
-        }
-    }
 }
 
 impl Cancel {
@@ -630,6 +608,8 @@ fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Selection;
+    use crate::device::CpuDevice;
     use crate::testing::{Synthetic, watched};
 
     #[test]

@@ -20,7 +20,7 @@ use crate::digest::checksum;
 use crate::dtype::Dtype;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
-use crate::load::{Loaded, Loader, TransferOptions};
+use crate::load::{Loaded, Loader, Progress, TransferOptions};
 use crate::plan::RouteChoice;
 use crate::store::Store;
 
@@ -29,9 +29,6 @@ const BATCH_BYTES: u64 = 64 << 20;
 
 /// Keys of the metadata that describe how a checkpoint was cut into files, and are wrong of any other cut.
 const OF_THE_CUT: &str = "DCP_";
-
-/// Is told how many bytes of how many are done.
-pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// What becomes of tensors that have several names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

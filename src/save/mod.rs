@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use convert::{ConvertOptions, Converted, Progress, Ties, convert};
+pub use convert::{ConvertOptions, Converted, Ties, convert};
 pub use layout::{Layout, Notes, Outline, Shard};
 pub use publish::{Leftovers, write_file};
 
@@ -130,7 +130,7 @@ impl Bytes<'_> {
     fn len(&self) -> u64 {
         match self {
             Bytes::Host(bytes) => bytes.len() as u64,
-            Bytes::Tensor(tensor) => tensor.len(),
+            Bytes::Tensor(tensor) => tensor.byte_len(),
         }
     }
 
@@ -148,10 +148,10 @@ impl Bytes<'_> {
 
 /// Passes on the bytes of a tensor that the host cannot address, piece by piece.
 fn fetch(tensor: &Tensor, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let mut piece = vec![0; usize::try_from(tensor.len()).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES))];
+    let mut piece = vec![0; usize::try_from(tensor.byte_len()).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES))];
     let mut done = 0;
-    while done < tensor.len() {
-        let len = usize::try_from(tensor.len() - done).map_or(piece.len(), |left| left.min(piece.len()));
+    while done < tensor.byte_len() {
+        let len = usize::try_from(tensor.byte_len() - done).map_or(piece.len(), |left| left.min(piece.len()));
         let (now, _) = piece.split_at_mut(len);
         tensor.view().download(done..done + len as u64, now)?;
         take(now)?;

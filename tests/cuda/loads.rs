@@ -194,7 +194,7 @@ fn a_hot_swap_keeps_every_address() {
         let addresses: BTreeMap<Arc<str>, u64> =
             first.tensors().iter().map(|tensor| (Arc::from(tensor.name()), tensor.address().unwrap_or(0))).collect();
         let base = addresses.values().copied().filter(|&address| address > 0).min().unwrap();
-        let end = first.tensors().iter().map(|tensor| tensor.address().unwrap_or(0) + tensor.len()).max().unwrap();
+        let end = first.tensors().iter().map(|tensor| tensor.address().unwrap_or(0) + tensor.byte_len()).max().unwrap();
         let places =
             addresses.iter().map(|(name, &address)| (Arc::clone(name), address.saturating_sub(base))).collect();
         let prepared = loader.prepare_into(&old.checkpoint, &selected, &places).unwrap();

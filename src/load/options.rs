@@ -1,0 +1,133 @@
+//! What [`load`](super::load) may be told, in one flat struct, and how a [`Loader`](super::Loader) is told the same.
+//!
+//! Plain data and one adapter from a progress function to an [`Observer`]. Nothing here loads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Cancel, Convert, Observer, TraceEvent, TransferOptions};
+use crate::checkpoint::{OpenOptions, Selection};
+use crate::device::{CpuDevice, Device};
+use crate::plan::{LoadPlan, RouteChoice};
+use crate::report::Staging;
+use crate::source::QueueOptions;
+
+/// Is told how many bytes of how many are done. It is called from the working thread and must return soon.
+pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// Everything that [`load`](super::load) may be told. The default loads all tensors to host memory, as they are stored.
+///
+/// ```
+/// use std::sync::Arc;
+/// use vramp::convert::Float;
+/// use vramp::load::{Cancel, Convert, Options};
+///
+/// let cancel = Cancel::new(); // keep a clone; `cancel.cancel()` from another thread stops the load
+/// let options = Options {
+///     convert: Some(Convert { to: Float::BF16, allow_overflow: false }),
+///     progress: Some(Arc::new(|done, total| eprintln!("{done} of {total} bytes"))),
+///     cancel: cancel.clone(),
+///     ..Options::default()
+/// };
+/// # assert!(options.convert.is_some());
+/// ```
+#[derive(Clone)]
+pub struct Options {
+    /// Where the tensors go.
+    pub device: Arc<dyn Device>,
+    /// Which tensors, and which parts of them.
+    pub selection: Selection,
+    /// How the checkpoint is opened.
+    pub open: OpenOptions,
+    /// What floating-point tensors become; `None` leaves all as they are stored.
+    pub convert: Option<Convert>,
+    /// Stops the load from another thread.
+    pub cancel: Cancel,
+    /// Is told how many of the bytes to read have arrived.
+    pub progress: Option<Progress>,
+    /// Is told of the plan, of each advance and of what happened when.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// Which way the bytes go.
+    pub route: RouteChoice,
+    /// The staging buffers; `None` leaves number and size to vramp.
+    pub staging: Option<Staging>,
+    /// What runs the reads.
+    pub queue: QueueOptions,
+    /// Bytes of a read, at most; see [`TransferOptions::read_bytes`].
+    pub read_bytes: Option<u64>,
+    /// Uploads that are worked on side by side; see [`TransferOptions::lanes`].
+    pub lanes: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let TransferOptions { route, staging, queue, read_bytes, lanes, convert, cancel, observer } =
+            TransferOptions::default();
+        Options {
+            device: Arc::new(CpuDevice::new()),
+            selection: Selection::default(),
+            open: OpenOptions::default(),
+            convert,
+            cancel,
+            progress: None,
+            observer,
+            route,
+            staging,
+            queue,
+            read_bytes,
+            lanes,
+        }
+    }
+}
+
+impl Options {
+    /// The same for a [`Loader`](super::Loader), which is told its device, the checkpoint and the selection apart.
+    pub fn transfer(&self) -> TransferOptions {
+        TransferOptions {
+            route: self.route,
+            staging: self.staging,
+            queue: self.queue,
+            read_bytes: self.read_bytes,
+            lanes: self.lanes,
+            convert: self.convert,
+            cancel: self.cancel.clone(),
+            observer: self.told(),
+        }
+    }
+
+    fn told(&self) -> Option<Arc<dyn Observer>> {
+        let Some(progress) = &self.progress else { return self.observer.clone() };
+        let (progress, observer) = (Arc::clone(progress), self.observer.clone());
+        Some(Arc::new(Told { progress, observer, total: AtomicU64::new(0) }))
+    }
+}
+
+/// A progress function as an observer, in front of another one if there is one.
+struct Told {
+    progress: Progress,
+    observer: Option<Arc<dyn Observer>>,
+    /// Bytes that the plan reads.
+    total: AtomicU64,
+}
+
+impl Observer for Told {
+    fn planned(&self, plan: &LoadPlan) {
+        self.total.store(plan.read_bytes(), Ordering::Relaxed);
+        if let Some(observer) = &self.observer {
+            observer.planned(plan);
+        }
+    }
+
+    fn advanced(&self, done: u64) {
+        (self.progress)(done, self.total.load(Ordering::Relaxed));
+        if let Some(observer) = &self.observer {
+            observer.advanced(done);
+        }
+    }
+
+    fn event(&self, event: &TraceEvent) {
+        if let Some(observer) = &self.observer {
+            observer.event(event);
+        }
+    }
+}
