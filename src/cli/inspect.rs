@@ -72,7 +72,11 @@ struct Inspected<'a> {
 }
 
 pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
-    let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    let mut checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    if !args.plan {
+        // It lists; what a load would refuse is in the warnings.
+        checkpoint = checkpoint.passing_over();
+    }
     interrupt.check()?;
     let everything = options::selects_all(&args.selection);
     let selected =
