@@ -239,9 +239,6 @@ impl Reader<'_> {
         };
         let skips = self.options.skip_unknown;
         let mut objects = Objects::new(&pickled.ran.arena);
-        if skips {
-            objects.open_module(root);
-        }
         let root = key.map_or(Ok(root), |key| self.subtree(&objects, root, key))?;
         if skips {
             objects.open_module(root);
@@ -289,7 +286,7 @@ impl Reader<'_> {
     }
 
     fn subtree(&self, objects: &Objects, root: Id, key: &str) -> Result<Id> {
-        match objects.find(root, key).as_slice() {
+        match objects.find(root, key, self.options.skip_unknown).as_slice() {
             [one] => Ok(*one),
             [] => {
                 let keys: Listed = objects.top_keys(root).iter().map(|key| quoted(key)).collect();

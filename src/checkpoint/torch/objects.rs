@@ -716,11 +716,12 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// The values that a joined key path leads to: none, one, or several where it is ambiguous.
-    pub(crate) fn find(&self, root: Id, key: &str) -> Vec<Id> {
+    /// The values that a joined key path leads to, into the state dicts of modules too if asked: none, one, or several where it is
+    /// ambiguous.
+    pub(crate) fn find(&self, root: Id, key: &str, into_modules: bool) -> Vec<Id> {
         let (mut open, mut found) = (vec![(root, key)], Vec::new());
         while let Some((id, rest)) = open.pop() {
-            let entries = match self.modules.contains(&id).then(|| self.module(id)).flatten() {
+            let entries = match into_modules.then(|| self.module(id)).flatten() {
                 Some(module) => module.entries.into_iter().map(|(key, value)| (Key::Of(key), value)).collect(),
                 None => self.members(id).entries().collect::<Vec<_>>(),
             };
