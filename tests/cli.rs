@@ -282,8 +282,8 @@ fn load_gives_tensors_digests_and_the_report_as_json() {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let loaded = said.json();
     let keys: Vec<_> = loaded.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(keys, ["device", "tensors", "scales", "report", "warnings"]);
-    assert_eq!(loaded["device"], "cpu");
+    assert_eq!(keys, ["device", "tensors", "scales", "report", "warnings", "skipped", "tensors_left_out"]);
+    assert_eq!((&loaded["device"], &loaded["tensors_left_out"]), (&json!("cpu"), &json!(0)));
     let a: Vec<u8> = (0..24).collect();
     assert_eq!(
         loaded["tensors"]["a.weight"],

@@ -22,6 +22,7 @@ mod runs;
 pub mod safetensors;
 pub mod selection;
 mod shard;
+mod skipped;
 pub mod strict;
 mod tensor_parallel;
 #[cfg(test)]
@@ -35,6 +36,8 @@ pub(crate) use folder::{FolderChoice, choose_in_folder};
 pub use made::Recipe;
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
+pub(crate) use skipped::Loss;
+pub use skipped::Skipped;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -72,15 +75,6 @@ pub enum Format {
     TorchLegacy,
     /// A folder of PyTorch's distributed checkpoint.
     TorchDcp,
-}
-
-/// Something that was passed over.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Skipped {
-    /// The key path that leads to it.
-    pub name: String,
-    /// What it is, and so why.
-    pub why: String,
 }
 
 /// One tensor of a checkpoint.

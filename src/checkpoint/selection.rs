@@ -95,7 +95,9 @@ impl Checkpoint {
     /// The tensors that `selection` asks for, sorted by name.
     ///
     /// # Errors
-    /// [`Error::Request`] when something matches nothing, cuts unevenly or out of range, or gives two tensors one name.
+    /// [`Error::Request`] when something matches nothing, cuts unevenly or out of range, or gives two tensors one name;
+    /// [`Error::Unsupported`] when it covers tensors that cannot be loaded, unless that was agreed to (see
+    /// [`Checkpoint::passing_over`]).
     pub fn select(&self, selection: &Selection) -> Result<Vec<Selected>> {
         let mut picked = self.pick(selection)?;
         self.cut_slices(&selection.slices, &mut picked)?;
@@ -141,10 +143,12 @@ impl Checkpoint {
 
     fn pick(&self, selection: &Selection) -> Result<Vec<Selected>> {
         let names = self.all_names();
-        let (include, exclude) = (Globs::new(&selection.include, &names)?, Globs::new(&selection.exclude, &names)?);
+        let known = self.with_lost(&names);
+        let (include, exclude) = (Globs::new(&selection.include, &known)?, Globs::new(&selection.exclude, &known)?);
+        let is_wanted = self.wants(selection)?;
+        self.demand_no_loss(false, &is_wanted)?;
         self.demand_matches(&include, "--include", &names)?;
-        self.demand_matches(&exclude, "--exclude", &names)?;
-        let is_wanted = |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name);
+        self.demand_matches(&exclude, "--exclude", &known)?;
         let mut picked: Vec<Selected> = Vec::with_capacity(names.len());
         let mut place = vec![None; self.tensors.len()];
         for (name, tensor) in names.iter().filter(|(name, _)| is_wanted(name)) {
@@ -167,6 +171,19 @@ impl Checkpoint {
         let stored = self.tensors.iter().enumerate().map(|(at, tensor)| (Arc::clone(&tensor.name), at));
         let ties = self.recorded_ties().into_iter();
         stored.chain(ties.filter_map(|tie| Some((tie.alias.into(), self.number_of(&tie.target)?)))).collect()
+    }
+
+    /// The same and the names of what cannot be loaded, which may be left out by them.
+    fn with_lost(&self, names: &[(Arc<str>, usize)]) -> Vec<(Arc<str>, usize)> {
+        let lost = self.skipped.iter().filter(|skipped| skipped.tensors > 0);
+        names.iter().cloned().chain(lost.map(|skipped| (skipped.name.as_str().into(), usize::MAX))).collect()
+    }
+
+    /// Whether a name is one that the globs of a selection ask for, also one of what cannot be loaded.
+    pub(crate) fn wants(&self, selection: &Selection) -> Result<impl Fn(&str) -> bool + use<>> {
+        let known = self.with_lost(&self.all_names());
+        let (include, exclude) = (Globs::new(&selection.include, &known)?, Globs::new(&selection.exclude, &known)?);
+        Ok(move |name: &str| (include.is_empty() || include.matches(name)) && !exclude.matches(name))
     }
 
     /// Demands that each pattern matches something.

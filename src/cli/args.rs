@@ -56,7 +56,8 @@ Examples:
   vramp load ./m --trace load.json           then open load.json in https://ui.perfetto.dev
 
 JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, \
-scales: {weight: scales}, report, warnings}; with --plan-only `plan` in place of `report`.";
+scales: {weight: scales}, report, warnings, skipped: [{name, why, tensors?}], tensors_left_out}; with \
+--plan-only `plan` in place of `report` and what follows the warnings.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp \
@@ -134,7 +135,7 @@ Examples:
   vramp convert ddp.safetensors clean.safetensors --strip-prefix module. --check
   vramp convert ./m ./text-only --exclude 'vision_tower.*' --copy-files
 
-JSON: {outputs, tensors, bytes, skipped: [{name, why}], scales: {weight: scales}, \
+JSON: {outputs, tensors, bytes, skipped: [{name, why, tensors?}], tensors_left_out, scales: {weight: scales}, \
 ties: {alias: name}, copied, warnings}.";
 
 const DEMO_EXAMPLES: &str = "\
@@ -263,7 +264,9 @@ pub(crate) struct OpenHow {
     pub(crate) key: Option<String>,
     /// Pass over unknown objects of a PyTorch file, unread, and list them.
     ///
-    /// Without it they are refused by name. Nothing is executed either way, and what is known to run code is refused even then.
+    /// Without it they are refused by name. Tensors in them are left out and counted; a whole model (torch.save(model)) that is the
+    /// object, or what --key names, is read as its state dict. Nothing is executed either way, and what is known to run code is
+    /// refused even then.
     #[arg(long)]
     pub(crate) skip_unknown: bool,
 }

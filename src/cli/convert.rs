@@ -189,11 +189,16 @@ fn as_json(converted: &Converted, copied: &[PathBuf]) -> serde_json::Value {
         "tensors": converted.saved.tensors,
         "bytes": converted.saved.bytes,
         "skipped": converted.skipped,
+        "tensors_left_out": left_out(converted),
         "scales": converted.scales,
         "ties": converted.ties,
         "copied": paths(copied),
         "warnings": converted.warnings,
     })
+}
+
+fn left_out(converted: &Converted) -> u64 {
+    converted.skipped.iter().fold(0, |sum, skipped| sum.saturating_add(skipped.tensors))
 }
 
 fn as_text(converted: &Converted, copied: &[PathBuf], seconds: f64) -> String {
@@ -209,5 +214,6 @@ fn as_text(converted: &Converted, copied: &[PathBuf], seconds: f64) -> String {
     out.push_str(&text::section("recorded as further names", ties.collect()));
     let skipped = converted.skipped.iter().map(|skipped| format!("{}: {}", skipped.name, skipped.why));
     out.push_str(&text::section("not in the result", skipped.collect()));
+    out.push_str(&text::left_out(left_out(converted)));
     out
 }

@@ -80,7 +80,11 @@ struct Inspected<'a> {
 }
 
 pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
-    let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    let mut checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
+    if !args.plan {
+        // It lists; what a load would refuse is in the warnings.
+        checkpoint = checkpoint.passing_over();
+    }
     opened(output, &checkpoint);
     interrupt.check()?;
     let everything = options::selects_all(&args.selection);

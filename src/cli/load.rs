@@ -105,7 +105,7 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
     let traced = job.trace.as_ref().map_or(Ok(()), |trace| trace.write(checkpoint.shards()));
     let got = got?;
     let proofs = got.proofs(args, &prepared, interrupt)?;
-    show(&job, &got, &prepared, &proofs, output)?;
+    show(&job, &checkpoint, &got, &prepared, &proofs, output)?;
     if job.device.limits().host_visible {
         // The process is about to end: giving gigabytes back piece by piece would only cost the user time.
         std::mem::forget((got, loader));
@@ -282,7 +282,14 @@ impl Got {
     }
 }
 
-fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: Output) -> Result<(), Failure> {
+fn show(
+    job: &Job,
+    checkpoint: &Checkpoint,
+    got: &Got,
+    prepared: &Prepared,
+    proofs: &Proofs<'_>,
+    output: Output,
+) -> Result<(), Failure> {
     let report = got.report();
     if output.json {
         let tensors = tensor_lines(prepared, proofs);
@@ -290,6 +297,7 @@ fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: 
         let scales = prepared.plan.scaled();
         return output.json(&json!({
             "device": report.device, "tensors": tensors, "scales": scales, "report": report, "warnings": warnings,
+            "skipped": checkpoint.skipped(), "tensors_left_out": checkpoint.tensors_left_out(),
         }));
     }
     let mut out = report::text(report);
@@ -305,6 +313,7 @@ fn show(job: &Job, got: &Got, prepared: &Prepared, proofs: &Proofs<'_>, output: 
         out.extend(sums.map(proof_line));
     }
     out.push_str(&text::scales(&prepared.plan.scaled()));
+    out.push_str(&text::left_out(checkpoint.tensors_left_out()));
     output.text(&out)
 }
 

@@ -258,6 +258,13 @@ pub(crate) fn as_f64(number: u64) -> f64 {
 }
 
 /// Lines under a heading; the JSON has those that are too many for a screen.
+pub(crate) fn left_out(tensors: u64) -> String {
+    match tensors {
+        0 => String::new(),
+        _ => format!("{} left out: cannot be loaded, and named above\n", plural(tensors, "tensor")),
+    }
+}
+
 pub(crate) fn section(heading: &str, lines: Vec<String>) -> String {
     const MOST: usize = 20;
     if lines.is_empty() {

@@ -168,6 +168,7 @@ struct Batch {
 impl<'a> Work<'a> {
     fn plan(checkpoint: &'a Checkpoint, options: &'a ConvertOptions) -> Result<Work<'a>> {
         let selected = checkpoint.select(&options.selection)?;
+        checkpoint.demand_no_loss(true, checkpoint.wants(&options.selection)?)?;
         demand_something(checkpoint, &selected)?;
         checkpoint.require_known_dtypes(&selected)?;
         let casts = casts(checkpoint, &selected, options)?;
@@ -407,7 +408,7 @@ fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec
             (false, false) => "not selected",
             (false, true) => return None,
         };
-        Some(Skipped { name: info.name.to_string(), why: why.to_owned() })
+        Some(Skipped::new(info.name.as_ref(), why))
     };
     let left_out = checkpoint.tensors().iter().enumerate().filter_map(skipped);
     checkpoint.skipped().iter().cloned().chain(left_out).collect()

@@ -41,7 +41,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("torch.distributed.device_mesh", &["DeviceMesh"]),
     ("torch.distributed.checkpoint.metadata", &["Metadata", "MetadataIndex", "TensorStorageMetadata",
         "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING"]),
-    ("torch.distributed._shard.sharded_tensor.metadata", &["TensorProperties", "MEM_FORMAT_ENCODING"]),
+    ("torch.distributed._shard.sharded_tensor.metadata", &["TensorProperties", "MEM_FORMAT_ENCODING",
+        "ShardedTensorMetadata"]),
+    ("torch.distributed._shard.sharded_tensor.api", &["ShardedTensor", "ShardedTensor.ProcessGroupState"]),
+    ("torch.distributed._shard.sharded_tensor", &["ShardedTensor"]),
+    ("torch.distributed._shard.sharded_tensor.shard", &["Shard"]),
+    ("torch.distributed._shard.metadata", &["ShardMetadata"]),
+    ("torch.distributed._shard.sharding_spec.chunk_sharding_spec", &["ChunkShardingSpec"]),
+    ("torch.distributed._shard.sharding_spec.api", &["EnumerableShardingSpec"]),
+    ("torch.distributed._shard.sharding_spec", &["ChunkShardingSpec", "EnumerableShardingSpec"]),
+    ("torch.distributed.remote_device", &["_remote_device"]),
     ("torch.distributed.checkpoint.filesystem", &["_StorageInfo"]),
     ("torch.distributed.checkpoint._extension", &[]),
     ("_codecs", &["encode"]),
@@ -136,6 +145,17 @@ pub(crate) fn danger(module: &str, name: &str) -> Danger {
     if is_dangerous(module, name) { Danger::Dangerous } else { Danger::Unknown }
 }
 
+/// Grades a dotted path below a module: whichever of its parts are modules, none may be known to run code.
+pub(crate) fn danger_of_path(module: &str, path: &str) -> Danger {
+    let splits = path.match_indices('.').map(|(at, _)| at);
+    let reaches = |at: usize| {
+        let (inner, rest) = path.split_at(at);
+        is_dangerous(&format!("{}.{inner}", modern(module)), rest.trim_start_matches('.'))
+    };
+    let whole = danger(module, path);
+    if whole != Danger::Dangerous && splits.into_iter().any(reaches) { Danger::Dangerous } else { whole }
+}
+
 /// Modules of Python 2 by their names in Python 3.
 pub(crate) fn modern(module: &str) -> &str {
     match module {
@@ -177,6 +197,19 @@ fn is_dangerous(module: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_dangerous_where_any_part_of_it_leads_there() {
+        for (module, path, grade) in [
+            ("my.metrics", "Metric.State", Danger::Unknown),
+            ("torch", "hub.load", Danger::Dangerous),
+            ("my", "deep.os.system", Danger::Dangerous),
+            ("torch", "storage._load_from_bytes", Danger::Dangerous),
+            ("torch.distributed._shard.sharded_tensor.api", "ShardedTensor.ProcessGroupState", Danger::Allowed),
+        ] {
+            assert_eq!(danger_of_path(module, path), grade, "{module}.{path}");
+        }
+    }
 
     #[test]
     fn names_are_graded_by_their_whole_path() {

@@ -26,7 +26,7 @@ enum Shape<'a> {
 /// No key twice, and only keys that Python could hash, in the dictionaries that the result holds.
 pub(super) fn check(arena: &Arena, walk: &Walk) -> Result<(), Broken> {
     let all = || (0..arena.values.len()).filter_map(|at| Id::try_from(at).ok());
-    let dicts = || all().filter(|id| walk.reaches(*id)).filter_map(|id| arena.as_dict(id));
+    let dicts = || all().filter(|id| walk.enters(*id)).filter_map(|id| arena.as_dict(id));
     let mut wanted = vec![false; arena.values.len()];
     dicts().flatten().for_each(|(key, _)| mark(&mut wanted, *key));
     // The items of a tuple were made before it.

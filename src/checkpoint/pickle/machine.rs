@@ -458,19 +458,39 @@ impl<'a> Machine<'a> {
         let id = self.add(Value::Call(u32::try_from(self.arena.calls.len()).unwrap_or(u32::MAX)));
         let offset = self.offset();
         let (state, list, dict) = (None, None, None);
-        self.arena.calls.push(Call { function, arguments, state, state_offset: 0, list, dict, offset, opcode, id });
+        let (state_offset, is_rebuilt) = (0, false);
+        self.arena.calls.push(Call {
+            function,
+            arguments,
+            state,
+            state_offset,
+            is_rebuilt,
+            list,
+            dict,
+            offset,
+            opcode,
+            id,
+        });
         self.push_id(id);
     }
 
     fn build(&mut self) -> Read<()> {
         let (state, target) = (self.pop()?, self.top()?);
         match self.arena.get(target) {
-            Value::Call(call) => {
+            Value::Call(at) => {
                 let now = self.offset();
-                let Some(call) = self.arena.calls.get_mut(call as usize) else { return Ok(()) };
+                let Some(call) = self.arena.calls.get_mut(at as usize) else { return Ok(()) };
                 call.state_offset = now;
-                if call.state.replace(state).is_some() {
-                    self.note_hostile("build-target", "a state is given twice");
+                match call.state {
+                    None => call.state = Some(state),
+                    // Both stay in view: as with a state and slots, what is in either hangs on the object.
+                    Some(first) => {
+                        call.is_rebuilt = true;
+                        let both = self.add_tuple(&[first, state]);
+                        if let Some(call) = self.arena.calls.get_mut(at as usize) {
+                            call.state = Some(both);
+                        }
+                    }
                 }
             }
             Value::Global(_) => {

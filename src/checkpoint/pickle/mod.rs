@@ -20,6 +20,7 @@ mod walk;
 
 pub use globals::Danger;
 pub use machine::{run, run_skipping};
+pub(crate) use walk::{Sight, walk_within};
 pub use walk::{Walk, walk};
 
 use super::finding::Severity;
@@ -110,6 +111,8 @@ pub struct Call {
     pub(crate) state: Option<Id>,
     /// Offset in bytes of that opcode.
     pub(crate) state_offset: u32,
+    /// Whether it is given a state more than once.
+    pub(crate) is_rebuilt: bool,
     /// Items that would be appended, and pairs that would be set.
     pub(crate) list: Option<u32>,
     pub(crate) dict: Option<u32>,
@@ -256,9 +259,16 @@ impl Arena {
         }
     }
 
-    /// A value as the name of a global.
+    /// A value as the name of a global. Old PyTorch writes the class of a module as `("module", class, file, source)`.
     pub fn as_global(&self, id: Id) -> Option<(&str, &str)> {
-        match self.get(id) {
+        let global = match self.get(id) {
+            Value::Persistent(inner) => match self.as_tuple(inner)? {
+                [word, class, ..] if self.as_text(*word) == Some("module") => *class,
+                _ => return None,
+            },
+            _ => id,
+        };
+        match self.get(global) {
             Value::Global(at) => self.globals.get(at as usize).map(|global| self.names(global)),
             _ => None,
         }

@@ -161,7 +161,6 @@ fn no_fault_that_some_unpickler_survives_hides_a_name() {
         (b"cbuiltins\nset\nK\x01K\x01s", "setitem-target"),
         (b"cbuiltins\nset\n}b", "build-target"),
         (b"N}b", "build-target"),
-        (b"cbuiltins\nset\n)R}b}b", "build-target"),
         (b"cbuiltins\nset\n]R", "argument-type"),
         (b"cbuiltins\nset\n]\x81", "argument-type"),
         (b"cbuiltins\nset\n)NR", "argument-type"),

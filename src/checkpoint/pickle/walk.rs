@@ -1,5 +1,7 @@
 //! What the result of a pickle reaches: without recursion, each value once, cycles and excess found on the way.
 
+use std::collections::{HashMap, HashSet};
+
 use super::{Arena, Broken, Call, Id, MAX_DEPTH, MAX_EXPANDED, Value, keys};
 use crate::checkpoint::finding::Severity;
 
@@ -8,6 +10,8 @@ use crate::checkpoint::finding::Severity;
 pub struct Walk {
     /// For each value of the arena: whether the result holds it.
     reached: Vec<bool>,
+    /// Those that were met and not looked into.
+    closed: HashSet<Id>,
     /// Why the result cannot be used.
     pub broken: Option<Broken>,
 }
@@ -17,24 +21,51 @@ impl Walk {
     pub fn reaches(&self, id: Id) -> bool {
         self.reached.get(id as usize).copied().unwrap_or(false)
     }
+
+    /// Whether the walk looked into the value.
+    pub fn enters(&self, id: Id) -> bool {
+        self.reaches(id) && !self.closed.contains(&id)
+    }
+}
+
+/// How far a walk looks into a value.
+pub(crate) enum Sight {
+    /// At everything in it.
+    Open,
+    /// At these of its parts.
+    Parts(Vec<Id>),
+    /// At nothing in it.
+    Closed,
 }
 
 /// Walks from `root` on.
 pub fn walk(arena: &Arena, root: Id) -> Walk {
+    walk_within(arena, root, |_| Sight::Open)
+}
+
+/// Walks from `root` on, into each call only as far as `sight` says.
+pub(crate) fn walk_within(arena: &Arena, root: Id, sight: impl Fn(Id) -> Sight) -> Walk {
     let mut walker = Walker {
         arena,
+        sight: &sight,
+        parts: HashMap::new(),
+        closed: HashSet::new(),
         reached: vec![false; arena.values.len()],
         finished: vec![false; arena.values.len()],
         expanded: vec![0; arena.values.len()],
     };
     let broken = walker.run(root).err();
-    let walk = Walk { reached: walker.reached, broken };
+    let walk = Walk { reached: walker.reached, closed: walker.closed, broken };
     let broken = walk.broken.clone().or_else(|| keys::check(arena, &walk).err());
     Walk { broken, ..walk }
 }
 
 struct Walker<'a> {
     arena: &'a Arena,
+    sight: &'a dyn Fn(Id) -> Sight,
+    /// The parts of those values that are not looked at as a whole.
+    parts: HashMap<Id, Vec<Id>>,
+    closed: HashSet<Id>,
     reached: Vec<bool>,
     finished: Vec<bool>,
     /// Values below each, shared ones counted each time.
@@ -44,10 +75,10 @@ struct Walker<'a> {
 impl Walker<'_> {
     fn run(&mut self, root: Id) -> Result<(), Broken> {
         let mut path = vec![(root, 0)];
-        mark(&mut self.reached, root);
+        self.reach(root);
         let mut trouble = None;
         while let Some((id, next)) = path.last_mut() {
-            let Some(child) = self.arena.child(*id, *next) else {
+            let Some(child) = child(self.arena, &self.parts, *id, *next) else {
                 self.finish(*id);
                 path.pop();
                 continue;
@@ -63,7 +94,7 @@ impl Walker<'_> {
                 // Everything below is marked nonetheless, so that what an audit says is true.
                 self.flood(child);
             } else if is_new {
-                mark(&mut self.reached, child);
+                self.reach(child);
                 path.push((child, 0));
             }
         }
@@ -75,11 +106,26 @@ impl Walker<'_> {
         trouble.map_or(Ok(()), Err)
     }
 
+    fn reach(&mut self, id: Id) {
+        mark(&mut self.reached, id);
+        if !matches!(self.arena.get(id), Value::Call(_)) {
+            return;
+        }
+        match (self.sight)(id) {
+            Sight::Open => {}
+            Sight::Parts(parts) => drop(self.parts.insert(id, parts)),
+            Sight::Closed => {
+                self.parts.insert(id, Vec::new());
+                self.closed.insert(id);
+            }
+        }
+    }
+
     fn finish(&mut self, id: Id) {
         mark(&mut self.finished, id);
         let mut sum = 1u64;
         let mut next = 0;
-        while let Some(child) = self.arena.child(id, next) {
+        while let Some(child) = child(self.arena, &self.parts, id, next) {
             sum = sum.saturating_add(self.expanded.get(child as usize).copied().unwrap_or(0));
             next += 1;
         }
@@ -94,10 +140,10 @@ impl Walker<'_> {
             if is(&self.reached, id) {
                 continue;
             }
-            mark(&mut self.reached, id);
+            self.reach(id);
             mark(&mut self.finished, id);
             let mut next = 0;
-            while let Some(child) = self.arena.child(id, next) {
+            while let Some(child) = child(self.arena, &self.parts, id, next) {
                 open.push(child);
                 next += 1;
             }
@@ -106,6 +152,13 @@ impl Walker<'_> {
 
     fn broken(&self, rule: &'static str, id: Id, what: &str) -> Broken {
         Broken { rule, severity: Severity::Suspicious, offset: self.arena.offset(id), what: what.into() }
+    }
+}
+
+fn child(arena: &Arena, parts: &HashMap<Id, Vec<Id>>, id: Id, index: usize) -> Option<Id> {
+    match parts.get(&id) {
+        Some(parts) => parts.get(index).copied(),
+        None => arena.child(id, index),
     }
 }
 

@@ -14,11 +14,15 @@ use super::{members, zip};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
+use crate::fault::Listed;
 
 /// Up to so many bytes of storages are compared with their CRC when the archive is opened.
 const CHECKED_BYTES: u64 = 16 << 20;
 /// The longest `version`, `byteorder` and `archive_format`, in bytes.
 const SMALL_BYTES: u64 = 64;
+
+/// The newest format of archives that PyTorch reads (2.x: `kMaxSupportedFileFormatVersion`).
+const NEWEST_VERSION: u64 = 10;
 
 const NO_PICKLE: &str = "no data.pkl in its top folder: not an archive of torch.save";
 
@@ -124,14 +128,18 @@ impl<'a> Archive<'a> {
 
     fn check_small_members(&mut self) -> io::Result<()> {
         let mut found = Vec::new();
-        let is_number = |text: &[u8]| std::str::from_utf8(text).is_ok_and(|text| text.trim().parse::<u64>().is_ok());
-        match self.small("version", &mut found)? {
-            Some(text) if is_number(&text) => {}
-            Some(_) => found.push(Finding::malformed("version", "the member version is no number")),
+        let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<u64>().ok();
+        match self.small("version", &mut found)?.map(|text| number(&text)) {
+            Some(Some(..=NEWEST_VERSION)) => {}
+            Some(Some(version)) => {
+                let what = format!("file format version {version}; this reads up to {NEWEST_VERSION}");
+                found.push(Finding::malformed("version", what));
+            }
+            Some(None) => found.push(Finding::malformed("version", "the member version is no number")),
             None if self.member("data.pkl").is_none() => {}
             None => found.push(Finding::malformed("version", "no member version: torch itself refuses that")),
         }
-        if self.small(".format_version", &mut found)?.is_some_and(|text| !is_number(&text)) {
+        if self.small(".format_version", &mut found)?.is_some_and(|text| number(&text).is_none()) {
             found.push(Finding::malformed("format-version", "the member .format_version is no number"));
         }
         match self.small("byteorder", &mut found)?.as_deref() {
@@ -223,14 +231,21 @@ impl<'a> Archive<'a> {
         }
     }
 
-    /// Where the bytes of a storage lie.
-    pub(crate) fn locate(&self, declared: &Declared) -> Result<Storage, Finding> {
+    /// Where the bytes of a storage lie, which these tensors need.
+    pub(crate) fn locate(&self, declared: &Declared, users: &Listed) -> Result<Storage, Finding> {
         if declared.view.is_some() {
             let what = format!("storage {:?} is a part of another one, as only older files have them", declared.key);
             return Err(Finding::malformed("persistent-id", what));
         }
         let name = format!("data/{}", declared.key);
-        let missing = || Finding::malformed("record-missing", format!("no member {name}, which a tensor needs"));
+        let missing = || {
+            let needed = match users.len() {
+                0 => "which the pickle names".to_owned(),
+                1 => format!("which tensor {users} needs"),
+                _ => format!("which tensors {users} need"),
+            };
+            Finding::malformed("record-missing", format!("no member {name}, {needed}"))
+        };
         let entry = self.member(&name).ok_or_else(missing)?;
         if members::is_bomb(entry) {
             let what = format!("{} bytes would become {}", entry.packed, entry.len);

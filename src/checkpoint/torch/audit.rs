@@ -351,7 +351,7 @@ impl Audit {
         let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else {
             return self.search(Place::of(bytes, None), stack.end);
         };
-        objects.declare();
+        objects.declare(|_| true);
         objects.gather(root);
         let by_key: HashMap<&str, &Declared> =
             objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
@@ -426,7 +426,7 @@ impl Audit {
         let Objects { storages, tensors, aside, findings, .. } = objects;
         findings.into_iter().for_each(|finding| self.add(finding));
         for aside in aside.into_iter().filter(|aside| aside.tell) {
-            let unknown = aside.why.starts_with("an unknown object");
+            let unknown = aside.is_unknown();
             if !unknown {
                 self.add(Finding::notice("not-converted", format!("{:?} is {}", aside.name, aside.why)));
             }

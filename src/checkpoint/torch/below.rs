@@ -1,10 +1,11 @@
 //! Tensors below values that are not entered: whether there are any, and how many. So nothing is passed over in silence.
 //!
 //! It looks at calls of PyTorch's functions and at nothing else of them. What a sparse tensor is made of does not count beside it.
+//! Objects that are not entered may hold themselves: what is known is known of a whole cycle at a time.
 
 use std::collections::HashSet;
 
-use super::dense::{Rebuilt, rebuilt};
+use super::dense::{Rebuilt, rebuilt, subclass};
 use crate::checkpoint::pickle::{Arena, Id, globals};
 
 /// Values that are met at most to count: beyond that the number is left out.
@@ -15,40 +16,102 @@ pub(super) struct Below<'a> {
     arena: &'a Arena,
     /// For each value: whether a tensor is in it, as far as that is known. Made when it is first asked for.
     known: Vec<Option<bool>>,
+    /// For each value that is being looked into: its number on the way, from 1 on.
+    numbers: Vec<u32>,
     steps_left: usize,
+}
+
+/// A value that is being looked into.
+struct Open {
+    id: Id,
+    next: usize,
+    /// The first on the way that it leads back to.
+    low: u32,
+    holds: bool,
+}
+
+/// How many tensors there are.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Count {
+    pub(super) tensors: u64,
+    /// There are more.
+    is_cut: bool,
+}
+
+impl Count {
+    /// The number in words.
+    pub(super) fn words(self) -> String {
+        match self.tensors {
+            _ if self.is_cut => "many tensors".to_owned(),
+            1 => "1 tensor".to_owned(),
+            tensors => format!("{tensors} tensors"),
+        }
+    }
 }
 
 impl<'a> Below<'a> {
     pub(super) fn new(arena: &'a Arena) -> Below<'a> {
-        Below { arena, known: Vec::new(), steps_left: MOST_STEPS }
+        Below { arena, known: Vec::new(), numbers: Vec::new(), steps_left: MOST_STEPS }
     }
 
     /// Whether the value is a tensor or holds one.
     pub(super) fn holds(&mut self, id: Id) -> bool {
         self.known.resize(self.arena.values.len(), None);
-        let mut path = vec![(id, 0)];
-        while let Some((at, next)) = path.last_mut() {
-            if self.known(*at) == Some(true) || is_tensor(made(self.arena, *at)) {
-                path.iter().for_each(|(above, _)| self.note(*above, true));
-                return true;
+        self.numbers.resize(self.arena.values.len(), 0);
+        if let Some(known) = self.known(id) {
+            return known;
+        }
+        // Strongly connected components: all of one hold a tensor if one of them does.
+        let (mut way, mut waiting) = (Vec::new(), Vec::new());
+        self.open(id, &mut way, &mut waiting);
+        while let Some(open) = way.last_mut() {
+            if let Some(child) = self.arena.child(open.id, open.next) {
+                open.next += 1;
+                match self.known(child) {
+                    Some(holds) => open.holds |= holds,
+                    None => match self.number(child) {
+                        0 => self.open(child, &mut way, &mut waiting),
+                        number => open.low = open.low.min(number),
+                    },
+                }
+                continue;
             }
-            // As long as nothing is found, so that what is shared is entered once.
-            self.note(*at, false);
-            match self.arena.child(*at, *next) {
-                Some(child) => {
-                    *next += 1;
-                    if self.known(child) != Some(false) {
-                        path.push((child, 0));
+            let Some(done) = way.pop() else { break };
+            let is_first = self.number(done.id) == done.low;
+            if is_first {
+                // Their component is whole; what is above it on the way is not in it.
+                while let Some(member) = waiting.pop() {
+                    self.note(member, done.holds);
+                    if member == done.id {
+                        break;
                     }
                 }
-                None => drop(path.pop()),
+            }
+            if let Some(above) = way.last_mut() {
+                above.holds |= done.holds;
+                if !is_first {
+                    above.low = above.low.min(done.low);
+                }
             }
         }
-        false
+        self.known(id).unwrap_or(false)
+    }
+
+    fn open(&mut self, id: Id, way: &mut Vec<Open>, waiting: &mut Vec<Id>) {
+        waiting.push(id);
+        let number = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+        if let Some(slot) = self.numbers.get_mut(id as usize) {
+            *slot = number;
+        }
+        way.push(Open { id, next: 0, low: number, holds: is_tensor(made(self.arena, id)) });
     }
 
     fn known(&self, id: Id) -> Option<bool> {
         self.known.get(id as usize).copied().flatten()
+    }
+
+    fn number(&self, id: Id) -> u32 {
+        self.numbers.get(id as usize).copied().unwrap_or(0)
     }
 
     fn note(&mut self, id: Id, holds: bool) {
@@ -57,28 +120,38 @@ impl<'a> Below<'a> {
         }
     }
 
-    /// How many tensors are in these values, in words.
-    pub(super) fn counted(&mut self, ids: &[Id]) -> String {
+    /// How many tensors are in these values; those of `but` do not count.
+    pub(super) fn count(&mut self, ids: &[Id], but: &HashSet<Id>) -> Count {
         let (mut seen, mut open, mut tensors) = (HashSet::new(), ids.to_vec(), 0u64);
         while let Some(id) = open.pop() {
-            let Some(left) = self.steps_left.checked_sub(1) else { return "many tensors".to_owned() };
+            let Some(left) = self.steps_left.checked_sub(1) else { return Count { tensors, is_cut: true } };
             self.steps_left = left;
             if !self.holds(id) || !seen.insert(id) {
                 continue;
             }
             let rebuilt = made(self.arena, id);
-            tensors += u64::from(is_tensor(rebuilt));
+            tensors += u64::from(is_tensor(rebuilt) && !but.contains(&id));
             if !matches!(rebuilt, Some(Rebuilt::Other(_))) {
                 open.extend((0..).map_while(|index| self.arena.child(id, index)));
             }
         }
-        if tensors == 1 { "1 tensor".to_owned() } else { format!("{tensors} tensors") }
+        Count { tensors, is_cut: false }
+    }
+
+    /// The same in words.
+    pub(super) fn counted(&mut self, ids: &[Id]) -> String {
+        self.count(ids, &HashSet::new()).words()
     }
 }
 
 fn made(arena: &Arena, id: Id) -> Option<Rebuilt> {
-    let (module, name) = arena.as_global(arena.as_call(id)?.function)?;
-    rebuilt(globals::modern(module), name)
+    let call = arena.as_call(id)?;
+    let (module, name) = arena.as_global(call.function)?;
+    let rebuilt = rebuilt(globals::modern(module), name)?;
+    // What an instance of a subclass is made of does not count beside it.
+    let class = arena.as_tuple(call.arguments).and_then(|arguments| arena.as_global(*arguments.get(1)?));
+    let subclass = class.filter(|_| rebuilt == Rebuilt::Typed).and_then(|(module, name)| subclass(module, name));
+    Some(subclass.map_or(rebuilt, Rebuilt::Other))
 }
 
 /// A wrapper is none of its own: it holds one.

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::numpy;
+use super::{nested, numpy};
 use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
 
 /// Items or bytes that one call may make of a few bytes of pickle.
@@ -26,6 +26,7 @@ const APPENDED: &str =
     "items are appended to the result of a call that makes no list: its own `append` would be called";
 const SET: &str = "items are set on the result of a call that makes no dictionary";
 const CHANGED: &str = "an argument or a state that is changed after the call that took it: Python has used it as it was, others read it as it is";
+const TWICE: &str = "a state is given twice";
 const METHOD: &str = "a state that replaces a method which an unpickler would call";
 
 /// Methods that an unpickler, or what it makes, looks up on objects and calls.
@@ -54,6 +55,7 @@ impl<'a> Judge<'a> {
         match named(self.arena, call.function) {
             Some(("builtins", "object")) => Some(("global-not-allowed", OBJECT)),
             _ if numpy::is_forged(self.arena, call) => Some(("numpy-dtype", FORGED)),
+            _ if call.is_rebuilt => Some(("build-target", TWICE)),
             name => {
                 let denied =
                     denied(self.arena, call).map(|what| ("argument-denied", what)).or_else(|| filled(name, call));
@@ -155,7 +157,10 @@ fn denied(arena: &Arena, call: &Call) -> Option<&'static str> {
         arguments = arena.as_tuple(arguments).and_then(|both| both.first().copied()).unwrap_or(arguments);
     }
     for _ in 0..MAX_WRAPPERS {
-        let Some((module, name)) = arena.as_global(function) else { return Some(CALLED) };
+        let Some((module, name)) = arena.as_global(function) else {
+            let is_class = arena.as_call(function).is_some_and(|call| nested::named(arena, call).is_some());
+            return (!is_class).then_some(CALLED);
+        };
         let given = arena.as_sequence(arguments);
         (function, arguments) = match (globals::modern(module), name, given) {
             // They call their first argument with the third.

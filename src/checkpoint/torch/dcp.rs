@@ -19,7 +19,7 @@ use crate::checkpoint::index::is_plain_name;
 use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::pickle::{Arena, Id, MAX_PICKLE_BYTES};
 use crate::checkpoint::safetensors::Stored;
-use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
+use crate::checkpoint::{Checkpoint, Format, Loss, Shard, Skipped, TensorData, TensorInfo, shard};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
@@ -175,7 +175,7 @@ impl Description {
     fn describe(&mut self, arena: &Arena, name: &str, object: Id) -> Checked<()> {
         if class(arena, object) != "TensorStorageMetadata" {
             let why = "plain data that is pickled: not read".to_owned();
-            self.skipped.push(Skipped { name: name.to_owned(), why });
+            self.skipped.push(Skipped::new(name, why));
             return Ok(());
         }
         let described = described(arena, object);
@@ -186,7 +186,8 @@ impl Description {
             Some(dtype) => self.tensors.push((name.to_owned(), Described { dtype, shape, boxes })),
             None => {
                 let why = format!("a tensor of {kind}, which safetensors lacks");
-                self.skipped.push(Skipped { name: name.to_owned(), why });
+                let loss = Loss::OfConvert("tensor of a type that safetensors lacks");
+                self.skipped.push(Skipped::new(name, why).losing(1, loss));
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! It knows no names and reads no byte of a storage. What is no dense tensor is named in words.
 
 use super::kinds::{self, Kind};
-use super::objects::{Checked, Declared, Meaning, Objects, fault};
+use super::objects::{Checked, Declared, Meaning, Objects, What, fault};
 use crate::checkpoint::pickle::{Id, Value};
 
 /// Dimensions of a tensor, as PyTorch and NumPy limit them.
@@ -33,8 +33,27 @@ pub(super) enum Rebuilt {
     /// A function, a class, arguments and a state.
     Typed,
     /// Something that is named and not converted.
-    Other(&'static str),
+    Other(Other),
 }
+
+/// A tensor that is not converted: what it is in one word, and why not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Other {
+    pub(super) word: &'static str,
+    pub(super) why: &'static str,
+}
+
+const fn other(word: &'static str, why: &'static str) -> Rebuilt {
+    Rebuilt::Other(Other { word, why })
+}
+
+/// Tensors of which a file holds only what one rank has.
+const DTENSOR: Other =
+    Other { word: "DTensor", why: "a distributed tensor (DTensor): this file holds one rank's part" };
+/// A class of its own, whatever it does with what it is made of.
+pub(super) const SUBCLASS: Other = Other { word: "tensor subclass instance", why: "a tensor of the subclass" };
+const SHARDED: Other =
+    Other { word: "ShardedTensor", why: "a sharded tensor (ShardedTensor): this file holds one rank's part" };
 
 /// What a function makes, if that is a tensor.
 pub(super) fn rebuilt(module: &str, name: &str) -> Option<Rebuilt> {
@@ -46,20 +65,40 @@ pub(super) fn rebuilt(module: &str, name: &str) -> Option<Rebuilt> {
         ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor") => Rebuilt::Wrapped,
         ("torch.nn.parameter", "Parameter" | "Buffer") => Rebuilt::Wrapped,
         ("torch._tensor" | "torch.tensor", "_rebuild_from_type_v2" | "_rebuild_from_type") => Rebuilt::Typed,
-        ("torch._utils", "_rebuild_qtensor") => Rebuilt::Other("a quantised tensor"),
-        ("torch._utils", "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor") => Rebuilt::Other("a sparse tensor"),
+        ("torch._utils", "_rebuild_qtensor") => other("quantised tensor", "a quantised tensor"),
+        ("torch._utils", "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor") => {
+            other("sparse tensor", "a sparse tensor")
+        }
         ("torch._utils", "_rebuild_meta_tensor_no_storage") => {
-            Rebuilt::Other("a meta tensor: it has a shape and no data")
+            other("meta tensor", "a meta tensor: it has a shape and no data")
         }
-        ("torch._utils", "_rebuild_nested_tensor") => Rebuilt::Other("a nested tensor"),
-        ("torch.nested._internal.nested_tensor", "_rebuild_njt") => Rebuilt::Other("a jagged nested tensor"),
-        ("torch._utils", "_rebuild_wrapper_subclass") => Rebuilt::Other("a tensor of a wrapper subclass"),
+        ("torch._utils", "_rebuild_nested_tensor") => other("nested tensor", "a nested tensor"),
+        ("torch.nested._internal.nested_tensor", "_rebuild_njt") => other("nested tensor", "a jagged nested tensor"),
+        ("torch._utils", "_rebuild_wrapper_subclass") => {
+            other("tensor subclass instance", "a tensor of a wrapper subclass")
+        }
         ("torch._utils", "_rebuild_device_tensor_from_numpy" | "_rebuild_xla_tensor") => {
-            Rebuilt::Other("a tensor that a device wrote by way of NumPy")
+            other("device tensor", "a tensor that a device wrote by way of NumPy")
         }
-        (module, "DTensor") if module.starts_with("torch.") => Rebuilt::Other("a distributed tensor (DTensor)"),
-        _ => return None,
+        (module, name) => return in_ranks(module, name).map(Rebuilt::Other),
     })
+}
+
+/// What an instance of a class of tensors is, unless it is a plain one.
+pub(super) fn subclass(module: &str, name: &str) -> Option<Other> {
+    match (module, name) {
+        ("torch" | "torch._tensor", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer") => None,
+        _ => Some(in_ranks(module, name).unwrap_or(SUBCLASS)),
+    }
+}
+
+/// The tensor of such a class, of which a file holds one rank's part.
+fn in_ranks(module: &str, name: &str) -> Option<Other> {
+    match name {
+        "DTensor" if module.starts_with("torch.") => Some(DTENSOR),
+        "ShardedTensor" if module.starts_with("torch.") => Some(SHARDED),
+        _ => None,
+    }
 }
 
 /// The generations of the function that makes a dense tensor.
@@ -121,9 +160,11 @@ impl Objects<'_> {
         let dense = Dense { storage: *storage, kind, shape, strides, offset, conj, neg };
         dense.check(declared)?;
         Ok(match dense.kind.dtype {
-            None => {
-                Meaning::aside(format!("a tensor of {} {:?}, which safetensors lacks", dense.kind.name, dense.shape))
-            }
+            None => Meaning::Aside {
+                why: format!("a tensor of {} {:?}, which safetensors lacks", dense.kind.name, dense.shape),
+                tell: true,
+                what: What::Type,
+            },
             Some(_) => Meaning::Dense(Box::new(dense)),
         })
     }

@@ -15,12 +15,16 @@ mod concat;
 pub(crate) mod dcp;
 mod dense;
 mod hunt;
+mod inert;
 mod kinds;
 mod legacy;
 mod members;
+mod module;
+mod nested;
 mod numpy;
 mod objects;
 mod pickled;
+mod refusal;
 mod sums;
 mod tar;
 mod unpack;
@@ -35,8 +39,9 @@ use std::sync::Arc;
 use self::archive::Archive;
 use self::assemble::{Assembled, Assembly};
 use self::bytes::{Ahead, Bytes, Window};
+use self::inert::Used;
 use self::legacy::Stack;
-use self::objects::{Declared, Objects, blocks};
+use self::objects::{Declared, Objects};
 use self::pickled::Pickled;
 pub use self::sums::Sums;
 use super::finding::Finding;
@@ -44,7 +49,7 @@ use super::made::Storage;
 use super::open::OpenOptions;
 use super::pickle::Id;
 use super::safetensors::RESERVED;
-use super::{Checkpoint, Format, Shard, Skipped, TensorInfo, shard};
+use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorInfo, shard};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 
@@ -159,30 +164,39 @@ impl Reader<'_> {
         let len = bytes.len();
         let mut pickled = Pickled::run(bytes, 0, Some(&member));
         pickled.check_end(len, &member);
-        self.demand(&pickled.findings)?;
+        self.demand_of(&pickled, pickled.ran.result, &self.of_the_whole(&pickled, key))?;
         let file_bytes = window.len;
         self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, |objects| {
-            let mut places = HashMap::new();
-            for (id, declared) in &objects.storages {
-                match archive.locate(declared) {
-                    Ok(storage) => drop(places.insert(*id, storage)),
-                    Err(finding) => objects.findings.push(finding),
+            let (mut by_key, mut findings) = (HashMap::new(), Vec::new());
+            for (key, (declared, users)) in objects.storages_by_key() {
+                match archive.locate(declared, &users) {
+                    Ok(storage) => drop(by_key.insert(key, storage)),
+                    Err(finding) => findings.push(finding),
                 }
             }
+            let place = |(id, declared): (&Id, &Declared)| Some((*id, *by_key.get(declared.key.as_str())?));
+            let places = objects.storages.iter().filter_map(place).collect();
+            objects.findings.append(&mut findings);
             places
         })
     }
 
     fn legacy(&self, window: &Window) -> Result<Part> {
         let stack = Stack::read(window).map_err(|error| self.io(error))?;
-        let findings: Vec<Finding> =
-            stack.findings.iter().chain(stack.pickles.iter().flat_map(|pickled| &pickled.findings)).cloned().collect();
-        self.demand(&findings)?;
+        let key = self.options.key.as_deref();
+        let mut findings = stack.findings.clone();
+        for pickled in &stack.pickles {
+            let is_object = stack.object().is_some_and(|object| std::ptr::eq(object, pickled));
+            findings.extend(if is_object { self.of_the_whole(pickled, key) } else { pickled.findings.clone() });
+        }
+        match stack.object() {
+            Some(pickled) => self.demand_of(pickled, pickled.ran.result, &findings)?,
+            None => self.demand(&findings)?,
+        }
         let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else {
             return Err(self.refused(&[Finding::malformed("persistent-id", "the list of storages is no list of keys")]));
         };
         let mut failed = None;
-        let key = self.options.key.as_deref();
         // Whatever `sys_info` says of the machine: PyTorch writes these storages little-endian on every one.
         let part = self.tensors(pickled, Assembly::new(0, window.len), key, |objects| {
             let by_key: HashMap<&str, &Declared> =
@@ -198,9 +212,14 @@ impl Reader<'_> {
                     return HashMap::new();
                 }
             };
-            let missing = objects.storages.values().find(|declared| !places.contains_key(&declared.key));
-            let missing = missing.map(|declared| format!("storage {:?} is not in the file", declared.key));
-            objects.findings.extend(missing.map(|what| Finding::malformed("record-missing", what)));
+            let by_key = objects.storages_by_key().into_iter();
+            let missing =
+                by_key.filter(|(key, _)| !places.contains_key(*key)).map(|(key, (_, users))| match users.len() {
+                    0 => format!("storage {key:?} is not in the file"),
+                    _ => format!("storage {key:?} is not in the file, and these tensors need it: {users}"),
+                });
+            let missing: Vec<Finding> = missing.map(|what| Finding::malformed("record-missing", what)).collect();
+            objects.findings.extend(missing);
             let place = |(id, declared): (&Id, &Declared)| Some((*id, *places.get(&declared.key)?));
             objects.storages.iter().filter_map(place).collect()
         });
@@ -218,9 +237,18 @@ impl Reader<'_> {
         let Some(root) = pickled.ran.result else {
             return Err(self.refused(&[Finding::malformed("truncated", "the pickle has no result")]));
         };
+        let skips = self.options.skip_unknown;
         let mut objects = Objects::new(&pickled.ran.arena);
-        objects.declare();
         let root = key.map_or(Ok(root), |key| self.subtree(&objects, root, key))?;
+        if skips {
+            objects.open_module(root);
+        }
+        // What is not used need not be right.
+        let used = (skips || key.is_some()).then(|| Used::of(&objects, root, skips));
+        if let Some(used) = &used {
+            self.demand_of(pickled, Some(root), &used.findings(pickled))?;
+        }
+        objects.declare(|id| used.as_ref().is_none_or(|used| used.reaches(id)));
         objects.gather(root);
         let places = if objects.findings.is_empty() { locate(&mut objects) } else { HashMap::new() };
         self.demand(&objects.findings)?;
@@ -243,12 +271,22 @@ impl Reader<'_> {
         if !told.is_empty() {
             warnings.push(format!("not converted: {}: {told}", counted(told.len(), "object")));
         }
-        let skipped = aside.into_iter().map(|aside| Skipped { name: aside.name, why: aside.why }).collect();
-        Ok(Part { assembled, skipped, warnings })
+        let skipped = aside.into_iter().map(|aside| {
+            let loss = if skips { Loss::None } else { aside.loss };
+            Skipped::new(aside.name, aside.why).losing(aside.tensors, loss)
+        });
+        Ok(Part { assembled, skipped: skipped.collect(), warnings })
+    }
+
+    /// The findings about a pickle that count whatever is used of it.
+    fn of_the_whole(&self, pickled: &Pickled, key: Option<&str>) -> Vec<Finding> {
+        let narrow = self.options.skip_unknown || key.is_some();
+        let counts = |finding: &&Finding| !(narrow && inert::may_be_inert(finding));
+        pickled.findings.iter().filter(counts).cloned().collect()
     }
 
     fn subtree(&self, objects: &Objects, root: Id, key: &str) -> Result<Id> {
-        match objects.find(root, key).as_slice() {
+        match objects.find(root, key, self.options.skip_unknown).as_slice() {
             [one] => Ok(*one),
             [] => {
                 let keys: Listed = objects.top_keys(root).iter().map(|key| quoted(key)).collect();
@@ -262,13 +300,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Refuses the file for findings that block, all of them named.
-    fn demand(&self, findings: &[Finding]) -> Result<()> {
-        let blocking: Vec<Finding> =
-            findings.iter().filter(|finding| blocks(finding, self.options.skip_unknown)).cloned().collect();
-        if blocking.is_empty() { Ok(()) } else { Err(self.refused(&blocking)) }
-    }
-
     /// safetensors keeps a name for itself, which no tensor may have under any other format either: it could never be saved.
     pub(crate) fn demand_free_names(&self, tensors: &[TensorInfo]) -> Result<()> {
         match tensors.iter().find(|tensor| *tensor.name == *RESERVED) {
@@ -278,21 +309,6 @@ impl Reader<'_> {
                 Err(self.refused(&[Finding::malformed("reserved-name", what)]))
             }
         }
-    }
-
-    fn refused(&self, findings: &[Finding]) -> Error {
-        let unknown = findings.iter().any(|finding| finding.rule == "global-not-allowed");
-        let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
-        let list = findings.iter().map(Finding::to_string).collect();
-        let advice = match (unknown, code) {
-            (true, _) => {
-                "; nothing was executed: save a state_dict (tensors and plain data only), or pass over unknown objects with \
-                 --skip-unknown"
-            }
-            (false, true) => "; nothing was executed: do not open this file with a program that unpickles",
-            (false, false) => "",
-        };
-        Error::malformed(self.path, Fault::Refused { list, advice: advice.into() })
     }
 
     fn io(&self, error: io::Error) -> Error {

@@ -33,6 +33,27 @@ const NUMBERS: &[(&str, &str, u64)] = &[
     ("c16", "C128", 16),
 ];
 
+/// What a call makes.
+pub(super) struct Made {
+    pub(super) words: String,
+    /// What its elements are, and its dimensions, where it is an array of numbers.
+    pub(super) numbers: Option<(bool, usize)>,
+}
+
+impl Made {
+    fn plain(words: String) -> Made {
+        Made { words, numbers: None }
+    }
+
+    /// Whether it could be weights beside tensors, and whether it is so by itself: a matrix of floats.
+    pub(super) fn is_like_weights(&self) -> (bool, bool) {
+        match self.numbers {
+            Some((is_float, rank)) => (rank > 0, is_float && rank > 1),
+            None => (false, false),
+        }
+    }
+}
+
 /// An element type.
 struct Element {
     name: String,
@@ -93,7 +114,7 @@ pub(super) fn is_numpy(module: &str, name: &str) -> bool {
 
 impl Objects<'_> {
     /// What the call of that function makes, in words.
-    pub(super) fn array(&self, name: &str, call: &Call) -> Checked<String> {
+    pub(super) fn array(&self, name: &str, call: &Call) -> Checked<Made> {
         let arguments = self.arena.as_tuple(call.arguments).unwrap_or_default();
         if call.list.or(call.dict).is_some() {
             return damaged("items are set on a NumPy array");
@@ -103,9 +124,10 @@ impl Objects<'_> {
                 (Some(("numpy", "ndarray")), Some(state)) => self.of_state(state),
                 // Without a state it is what it was made as.
                 (Some(("numpy", "ndarray")), None) => {
-                    Ok(format!("a NumPy array of I8 {:?}", self.numbers(*shape, "the shape of a NumPy array")?))
+                    let shape = self.numbers(*shape, "the shape of a NumPy array")?;
+                    Ok(Made::plain(format!("a NumPy array of I8 {shape:?}")))
                 }
-                (Some((module, name)), _) => Ok(format!("a NumPy array of the class {module}.{name}")),
+                (Some((module, name)), _) => Ok(Made::plain(format!("a NumPy array of the class {module}.{name}"))),
                 (None, _) => damaged("the class of a NumPy array is no class"),
             },
             ("_frombuffer", [bytes, dtype, shape, order]) => {
@@ -133,18 +155,18 @@ impl Objects<'_> {
                     )),
                 }
             }
-            ("scalar", [dtype]) => Ok(format!("a NumPy scalar of {}", self.element(*dtype)?.name)),
+            ("scalar", [dtype]) => Ok(Made::plain(format!("a NumPy scalar of {}", self.element(*dtype)?.name))),
             ("scalar", [dtype, bytes]) => {
                 let element = self.element(*dtype)?;
                 self.demand_bytes(&element, &[], *bytes)?;
-                Ok(format!("a NumPy scalar of {}", element.name))
+                Ok(Made::plain(format!("a NumPy scalar of {}", element.name)))
             }
             _ => damaged(format!("numpy's {name} of {} arguments", arguments.len())),
         }
     }
 
     /// The state of an array: version (not in old files), shape, element type, order, bytes.
-    fn of_state(&self, state: Id) -> Checked<String> {
+    fn of_state(&self, state: Id) -> Checked<Made> {
         let ([shape, dtype, order, bytes] | [_, shape, dtype, order, bytes]) =
             self.arena.as_tuple(state).unwrap_or_default()
         else {
@@ -159,12 +181,14 @@ impl Objects<'_> {
         self.checked(&shape, *dtype, is_fortran, *bytes)
     }
 
-    fn checked(&self, shape: &[u64], dtype: Id, is_fortran: bool, bytes: Id) -> Checked<String> {
+    fn checked(&self, shape: &[u64], dtype: Id, is_fortran: bool, bytes: Id) -> Checked<Made> {
         let element = self.element(dtype)?;
         self.demand_bytes(&element, shape, bytes)?;
         let order = if is_fortran && shape.len() > 1 { ", column-major" } else { "" };
         let endian = if element.big_endian { ", big-endian" } else { "" };
-        Ok(format!("a NumPy array of {} {shape:?}{order}{endian}", element.name))
+        let is_float = element.name.starts_with(['F', 'C']);
+        let words = format!("a NumPy array of {} {shape:?}{order}{endian}", element.name);
+        Ok(Made { words, numbers: element.bytes.map(|_| (is_float, shape.len())) })
     }
 
     fn element(&self, dtype: Id) -> Checked<Element> {

@@ -4,14 +4,16 @@
 //! something that is not entered holds tensors: each tensor of the object is found, or is set aside by name. Nothing recurses
 //! without a bound.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::below::Below;
-use super::dense::{Dense, Rebuilt, rebuilt};
+use super::below::{Below, Count};
+use super::dense::{Dense, Other, Rebuilt, SUBCLASS, rebuilt, subclass};
 use super::kinds::{self, Kind};
-use super::numpy;
+use super::{nested, numpy};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
+use crate::checkpoint::skipped::{Loss, WHOLE_MODEL};
+use crate::fault::{Listed, quoted};
 
 /// Wrappers around one tensor that are looked through.
 const MAX_WRAPPERS: usize = 8;
@@ -51,23 +53,37 @@ pub(super) enum Meaning {
         why: String,
         /// Whether a person should be told without asking.
         tell: bool,
-        /// Whether tensors in it are no parts of what it is, and are to be counted.
-        is_opaque: bool,
+        what: What,
     },
+    /// A module that is read as its state dict.
+    Module,
     /// Something to look into.
     Container,
     /// Plain data.
     Plain,
 }
 
+/// What is set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// A tensor, by the word for its kind.
+    Tensor(&'static str),
+    /// A tensor of a type that safetensors lacks.
+    Type,
+    /// NumPy's: weights or not, as its place and its type say.
+    Array { is_like_weights: bool, is_matrix: bool },
+    /// Something with tensors in it that are no parts of what it is.
+    Opaque,
+}
+
 impl Meaning {
     /// A tensor that is not converted.
-    pub(super) fn aside(why: impl Into<String>) -> Meaning {
-        Meaning::Aside { why: why.into(), tell: true, is_opaque: false }
+    fn other(other: Other) -> Meaning {
+        Meaning::Aside { why: other.why.to_owned(), tell: true, what: What::Tensor(other.word) }
     }
 
     fn unknown(what: &str) -> Meaning {
-        Meaning::Aside { why: format!("an unknown object: {what}"), tell: true, is_opaque: true }
+        Meaning::Aside { why: format!("{UNKNOWN}: {what}"), tell: true, what: What::Opaque }
     }
 }
 
@@ -83,6 +99,56 @@ pub(crate) struct Aside {
     pub(crate) name: String,
     pub(crate) why: String,
     pub(crate) tell: bool,
+    /// Tensors that are lost with it.
+    pub(crate) tensors: u64,
+    pub(crate) loss: Loss,
+    /// The container that holds it under a text, for an array of numbers.
+    array: Option<Array>,
+}
+
+impl Aside {
+    /// Whether it is the object itself.
+    pub(super) fn is_root(&self) -> bool {
+        self.name == ROOT
+    }
+
+    /// Whether it is an object of an unknown class.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.why.starts_with(UNKNOWN) || self.why.starts_with(WHOLE_MODEL)
+    }
+}
+
+const ROOT: &str = "the object itself";
+const UNKNOWN: &str = "an unknown object";
+
+/// Where an array of numbers lies, by its container.
+#[derive(Clone, Copy)]
+struct Array {
+    parent: u32,
+    is_matrix: bool,
+}
+
+/// What an object loses that is set aside.
+struct Lost {
+    tensors: u64,
+    loss: Loss,
+}
+
+const NOTHING: Lost = Lost { tensors: 0, loss: Loss::None };
+/// Words for what is lost.
+const IN_OBJECT: &str = "tensor in an object that is not read";
+const BESIDE: &str = "tensor that hangs on another value";
+const OF_TYPE: &str = "tensor of a type that safetensors lacks";
+const ARRAY: &str = "NumPy array of weights";
+
+impl Lost {
+    fn load(tensors: u64, word: &'static str) -> Lost {
+        Lost { tensors, loss: if tensors > 0 { Loss::OfLoad(word) } else { Loss::None } }
+    }
+
+    fn convert(tensors: u64, word: &'static str) -> Lost {
+        Lost { tensors, loss: if tensors > 0 { Loss::OfConvert(word) } else { Loss::None } }
+    }
 }
 
 /// The objects of one pickle.
@@ -95,6 +161,10 @@ pub(crate) struct Objects<'a> {
     paths: Vec<(u32, Key)>,
     name_bytes: usize,
     below: Below<'a>,
+    /// The modules that are read as state dicts.
+    pub(super) modules: HashSet<Id>,
+    /// Containers with tensors under texts: state dicts, as far as one can say.
+    state_dicts: HashSet<u32>,
 }
 
 /// One step of the way to a value.
@@ -107,9 +177,9 @@ enum Key {
 
 /// What a container holds.
 #[derive(Default)]
-struct Members {
+pub(super) struct Members {
     items: Vec<Id>,
-    pairs: Vec<(Id, Id)>,
+    pub(super) pairs: Vec<(Id, Id)>,
     /// Its state, and arguments that are neither: not entered.
     beside: Vec<Id>,
 }
@@ -138,17 +208,23 @@ impl<'a> Objects<'a> {
             paths: vec![(0, Key::Root)],
             name_bytes: 0,
             below: Below::new(arena),
+            modules: HashSet::new(),
+            state_dicts: HashSet::new(),
         }
     }
 
     // ---- storages
 
-    /// Reads every storage that the pickle declares, also one that no tensor has.
-    pub(crate) fn declare(&mut self) {
+    /// Reads every storage that the pickle declares and that counts, also one that no tensor has.
+    pub(crate) fn declare(&mut self, counts: impl Fn(Id) -> bool) {
         let mut by_key: HashMap<String, Declared> = HashMap::new();
         for at in 0..self.arena.values.len() {
             let id = Id::try_from(at).unwrap_or(Id::MAX);
             let Value::Persistent(inner) = self.arena.get(id) else { continue };
+            // The class of a module, as old PyTorch writes it, is no storage.
+            if !counts(id) || self.arena.as_global(id).is_some() {
+                continue;
+            }
             if self.findings.len() >= MOST_FINDINGS {
                 return;
             }
@@ -222,6 +298,19 @@ impl<'a> Objects<'a> {
         }
     }
 
+    /// The storages by their keys, each with the tensors over it.
+    pub(crate) fn storages_by_key(&self) -> BTreeMap<&str, (&Declared, Listed)> {
+        let by_key = |declared| -> (&str, (&Declared, Listed)) { (declared_key(declared), (declared, Listed::new())) };
+        let mut all: BTreeMap<&str, (&Declared, Listed)> = self.storages.values().map(by_key).collect();
+        for found in &self.tensors {
+            let key = self.storages.get(&found.dense.storage).map(declared_key);
+            if let Some((_, names)) = key.and_then(|key| all.get_mut(key)) {
+                names.push(|| quoted(&found.name));
+            }
+        }
+        all
+    }
+
     // ---- what a value is
 
     fn meaning(&self, id: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
@@ -229,13 +318,22 @@ impl<'a> Objects<'a> {
             Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::Set(_) | Value::FrozenSet(_) => {
                 Ok(Meaning::Container)
             }
-            Value::Persistent(_) => Ok(Meaning::aside("a storage without a tensor")),
+            Value::Persistent(_) => {
+                Ok(Meaning::other(Other { word: "bare storage", why: "a storage without a tensor" }))
+            }
             Value::Call(_) => {
                 let Some(call) = self.arena.as_call(id) else { return Ok(Meaning::Plain) };
                 let meaning = match self.class(call) {
+                    _ if self.modules.contains(&id) => return Ok(Meaning::Module),
                     Some((module, name)) if numpy::is_numpy(module, name) => {
-                        let (why, tell) = (self.array(name, call)?, name != "scalar");
-                        return Ok(Meaning::Aside { why, tell, is_opaque: true });
+                        let made = self.array(name, call)?;
+                        let (is_like_weights, is_matrix) = made.is_like_weights();
+                        let what = What::Array { is_like_weights, is_matrix };
+                        return Ok(Meaning::Aside { why: made.words, tell: name != "scalar", what });
+                    }
+                    Some(("builtins", "getattr")) => {
+                        let named = nested::named(self.arena, call).map(|(module, name, _)| format!("{module}.{name}"));
+                        return Ok(Meaning::unknown(named.as_deref().unwrap_or("builtins.getattr")));
                     }
                     _ => self.called(call.function, call.arguments, wrappers)?,
                 };
@@ -251,7 +349,8 @@ impl<'a> Objects<'a> {
 
     fn called(&self, function: Id, arguments: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
         let Some((module, name)) = self.class_of(function, arguments) else {
-            return Ok(Meaning::unknown("the result of a call"));
+            let class = nested::path(self.arena, function).map(|(module, name)| format!("{module}.{name}"));
+            return Ok(Meaning::unknown(class.as_deref().unwrap_or("the result of a call")));
         };
         let Some(arguments) = self.arena.as_tuple(arguments) else {
             return fault("argument-type", format!("the arguments of {module}.{name} are no tuple"));
@@ -267,7 +366,7 @@ impl<'a> Objects<'a> {
                 self.wrapped(arguments, wrappers)
             }
             Some(Rebuilt::Typed) => self.typed(arguments, wrappers),
-            Some(Rebuilt::Other(why)) => Ok(Meaning::aside(why)),
+            Some(Rebuilt::Other(other)) => Ok(Meaning::other(other)),
             _ if is_container(module, name) => Ok(Meaning::Container),
             _ => match globals::danger(module, name) {
                 Danger::Allowed if (module, name) != ("builtins", "object") => Ok(Meaning::Plain),
@@ -286,7 +385,7 @@ impl<'a> Objects<'a> {
         Some((globals::modern(class.0), class.1))
     }
 
-    fn class(&self, call: &Call) -> Option<(&'a str, &'a str)> {
+    pub(super) fn class(&self, call: &Call) -> Option<(&'a str, &'a str)> {
         self.class_of(call.function, call.arguments)
     }
 
@@ -297,7 +396,7 @@ impl<'a> Objects<'a> {
         wrappers.count += 1;
         wrappers.beside.extend(beside);
         match self.meaning(*inner, wrappers)? {
-            Meaning::Container | Meaning::Plain => {
+            Meaning::Container | Meaning::Plain | Meaning::Module => {
                 fault("argument-type", format!("a parameter of {}, which is no tensor", self.arena.preview(*inner)))
             }
             meaning => Ok(meaning),
@@ -313,13 +412,19 @@ impl<'a> Objects<'a> {
             return fault("argument-shape", "too many wrappers around a tensor");
         }
         wrappers.count += 1;
-        wrappers.beside.push(*state);
-        match self.arena.as_global(*class) {
-            Some(("torch" | "torch._tensor", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer")) => {
+        let Some((module, name)) = self.arena.as_global(*class) else {
+            return fault("argument-type", "the type of a tensor is no class");
+        };
+        match subclass(module, name) {
+            None => {
+                wrappers.beside.push(*state);
                 self.called(*function, *inner, wrappers)
             }
-            Some((module, name)) => Ok(Meaning::aside(format!("a tensor of the subclass {module}.{name}"))),
-            None => fault("argument-type", "the type of a tensor is no class"),
+            Some(other) if other == SUBCLASS => {
+                let why = format!("{} {module}.{name}", other.why);
+                Ok(Meaning::Aside { why, tell: true, what: What::Tensor(other.word) })
+            }
+            Some(other) => Ok(Meaning::other(other)),
         }
     }
 
@@ -338,16 +443,16 @@ impl<'a> Objects<'a> {
                 Ok(Meaning::Dense(dense)) => {
                     let (name, typed) = self.names(path);
                     self.name_bytes += name.len() + typed.len();
+                    self.note_state_dict(path);
                     self.tensors.push(Found { name, typed, dense: *dense });
                 }
-                Ok(Meaning::Aside { why, tell, is_opaque }) => {
-                    let inside = is_opaque.then(|| self.inside(id)).flatten().unwrap_or_default();
-                    self.set_aside(path, why + &inside, tell || !inside.is_empty());
-                }
+                Ok(Meaning::Module) => self.enter_module(id, path, &mut open),
+                Ok(Meaning::Aside { why, tell, what }) => self.put_aside(id, path, why, tell, what),
                 Ok(Meaning::Plain) => {
                     let call = self.arena.as_call(id).and_then(|call| self.class(call));
                     if let Some(((module, name), inside)) = call.and_then(|call| Some((call, self.inside(id)?))) {
-                        self.set_aside(path, format!("a {module}.{name}{inside}"), true);
+                        let (why, lost) = (format!("a {module}.{name} with {}", inside.words()), inside.tensors);
+                        self.set_aside(path, why, true, Lost::load(lost, IN_OBJECT));
                     }
                 }
                 Err(finding) => {
@@ -369,6 +474,63 @@ impl<'a> Objects<'a> {
                 return self.findings.push(Finding::suspicious("resource-limit", what));
             }
         }
+        self.find_weights();
+    }
+
+    fn put_aside(&mut self, id: Id, path: u32, why: String, tell: bool, what: What) {
+        match what {
+            What::Tensor(word) => {
+                self.note_state_dict(path);
+                self.set_aside(path, why, tell, Lost::load(1, word));
+            }
+            What::Type => {
+                self.note_state_dict(path);
+                self.set_aside(path, why, tell, Lost::convert(1, OF_TYPE));
+            }
+            What::Array { .. } | What::Opaque => {
+                let whole = self.module(id).is_some();
+                let inside = self.inside(id);
+                let why = match (inside, why.split_once(": ")) {
+                    (Some(inside), Some((_, class))) if whole => {
+                        format!("{WHOLE_MODEL}: {class} with {} in it", inside.words())
+                    }
+                    (Some(inside), _) => format!("{why} with {} in it", inside.words()),
+                    (None, _) => why,
+                };
+                let tensors = inside.map_or(0, |inside| inside.tensors);
+                self.set_aside(path, why, tell || inside.is_some(), Lost::load(tensors, IN_OBJECT));
+                if let (What::Array { is_like_weights: true, is_matrix }, Some(parent), Some(aside)) =
+                    (what, self.parent_by_text(path), self.aside.last_mut())
+                {
+                    aside.array = Some(Array { parent, is_matrix });
+                }
+            }
+        }
+    }
+
+    /// The container that holds a value under a text.
+    fn parent_by_text(&self, path: u32) -> Option<u32> {
+        match self.paths.get(path as usize) {
+            Some((parent, Key::Of(key))) if self.arena.as_text(*key).is_some() => Some(*parent),
+            _ => None,
+        }
+    }
+
+    fn note_state_dict(&mut self, path: u32) {
+        self.state_dicts.extend(self.parent_by_text(path));
+    }
+
+    /// Which of NumPy's arrays are weights: matrices of floats that a dictionary holds under a text, and every array of numbers that
+    /// lies so beside them or beside tensors. Others are data: states of random generators lie in tuples, records of a training have
+    /// one dimension.
+    fn find_weights(&mut self) {
+        let matrices = self.aside.iter().filter_map(|aside| aside.array).filter(|array| array.is_matrix);
+        let state_dicts: HashSet<u32> = self.state_dicts.iter().copied().chain(matrices.map(|it| it.parent)).collect();
+        for aside in &mut self.aside {
+            if aside.array.is_some_and(|array| state_dicts.contains(&array.parent)) {
+                (aside.tensors, aside.loss) = (aside.tensors + 1, Loss::OfLoad(ARRAY));
+            }
+        }
     }
 
     fn is_full(&self) -> bool {
@@ -380,18 +542,19 @@ impl<'a> Objects<'a> {
         self.arena.calls.len().saturating_mul(MOST_SHARED).saturating_add(MOST_NAMES)
     }
 
-    fn set_aside(&mut self, path: u32, why: String, tell: bool) {
+    fn set_aside(&mut self, path: u32, why: String, tell: bool, lost: Lost) {
         let (name, typed) = self.names(path);
         let name = if path == 0 { typed } else { name };
         self.name_bytes += name.len() + why.len();
-        self.aside.push(Aside { name, why, tell });
+        let Lost { tensors, loss } = lost;
+        self.aside.push(Aside { name, why, tell, tensors, loss, array: None });
     }
 
     /// How many tensors are in a value that is not entered, if there are any.
-    fn inside(&mut self, id: Id) -> Option<String> {
+    fn inside(&mut self, id: Id) -> Option<Count> {
         let inner: Vec<Id> = (0..).map_while(|index| self.arena.child(id, index)).collect();
         let holds = inner.iter().any(|inner| self.below.holds(*inner));
-        holds.then(|| format!(" with {} in it", self.below.counted(&inner)))
+        holds.then(|| self.below.count(&inner, &HashSet::new()))
     }
 
     /// Sets aside the tensors in a value that hangs on `owner` and is no part of the object: attributes by their names, and so on
@@ -403,8 +566,9 @@ impl<'a> Objects<'a> {
                 continue;
             }
             let Some(attributes) = self.attributes(id) else {
-                let why = format!("{owner} with {} beside it that cannot be loaded", self.below.counted(&[id]));
-                self.set_aside(path, why, true);
+                let count = self.below.count(&[id], &HashSet::new());
+                let why = format!("{owner} with {} beside it that cannot be loaded", count.words());
+                self.set_aside(path, why, true, Lost::convert(count.tensors, BESIDE));
                 continue;
             };
             for (key, value) in attributes {
@@ -414,11 +578,13 @@ impl<'a> Objects<'a> {
                 let mut wrappers = Wrappers::default();
                 let what = match self.meaning(value, &mut wrappers) {
                     Ok(Meaning::Dense(dense)) => format!("a tensor of {} {:?}", dense.kind.name, dense.shape),
-                    Ok(Meaning::Aside { why, is_opaque: false, .. }) => why,
+                    Ok(Meaning::Aside { why, what: What::Tensor(_) | What::Type, .. }) => why,
                     _ => format!("an object with {} in it", self.below.counted(&[value])),
                 };
+                let tensors = self.below.count(&[value], &HashSet::new()).tensors;
                 let path = self.step(path, Key::Of(key));
-                self.set_aside(path, format!("{what}, an attribute of {owner} and not loaded"), true);
+                let why = format!("{what}, an attribute of {owner} and not loaded");
+                self.set_aside(path, why, true, Lost::convert(tensors, BESIDE));
                 open.extend(wrappers.beside.into_iter().map(|beside| (beside, path)));
             }
         }
@@ -430,7 +596,7 @@ impl<'a> Objects<'a> {
     }
 
     /// The attributes that a state sets: a dictionary, or that and one of slots.
-    fn attributes(&self, state: Id) -> Option<Vec<(Id, Id)>> {
+    pub(super) fn attributes(&self, state: Id) -> Option<Vec<(Id, Id)>> {
         let dicts = match self.arena.get(state) {
             Value::Tuple(span) => self.arena.items(span).to_vec(),
             _ => vec![state],
@@ -446,6 +612,19 @@ impl<'a> Objects<'a> {
         Some(attributes)
     }
 
+    /// Puts what the state dict of a module holds on the list. What PyTorch leaves out of it is listed.
+    fn enter_module(&mut self, id: Id, path: u32, open: &mut Vec<(Id, u32)>) {
+        let Some(module) = self.module(id) else { return };
+        for (key, value) in module.entries {
+            let step = self.step(path, Key::Of(key));
+            open.push((value, step));
+        }
+        for (key, _) in module.left_out {
+            let step = self.step(path, Key::Of(key));
+            self.set_aside(step, "a buffer that state_dict() leaves out".to_owned(), false, NOTHING);
+        }
+    }
+
     /// Puts what a container holds on the list, last first, so that it is met in order.
     fn enter(&mut self, id: Id, path: u32, open: &mut Vec<(Id, u32)>) {
         let begin = open.len();
@@ -459,8 +638,9 @@ impl<'a> Objects<'a> {
         open.get_mut(begin..).unwrap_or_default().reverse();
         let keys: Vec<Id> = members.pairs.iter().map(|(key, _)| *key).filter(|key| self.below.holds(*key)).collect();
         if !keys.is_empty() {
-            let why = format!("a dictionary with {} among its keys", self.below.counted(&keys));
-            self.set_aside(path, why, true);
+            let count = self.below.count(&keys, &HashSet::new());
+            let why = format!("a dictionary with {} among its keys", count.words());
+            self.set_aside(path, why, true, Lost::load(count.tensors, IN_OBJECT));
         }
         for beside in members.beside {
             self.leave(beside, path, "a container");
@@ -468,7 +648,7 @@ impl<'a> Objects<'a> {
     }
 
     /// What a container holds, or what a call would make of its arguments and of what is added afterwards.
-    fn members(&self, id: Id) -> Members {
+    pub(super) fn members(&self, id: Id) -> Members {
         let (arena, mut members) = (self.arena, Members::default());
         let Some(call) = arena.as_call(id) else {
             members.take(arena, id, false);
@@ -507,7 +687,7 @@ impl<'a> Objects<'a> {
         }
         keys.reverse();
         if keys.is_empty() {
-            return ("tensor".into(), "the object itself".into());
+            return ("tensor".into(), ROOT.into());
         }
         let (mut name, mut typed) = (String::new(), String::new());
         for key in &keys {
@@ -536,11 +716,16 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// The values that a joined key path leads to: none, one, or several where it is ambiguous.
-    pub(crate) fn find(&self, root: Id, key: &str) -> Vec<Id> {
+    /// The values that a joined key path leads to, into the state dicts of modules too if asked: none, one, or several where it is
+    /// ambiguous.
+    pub(crate) fn find(&self, root: Id, key: &str, into_modules: bool) -> Vec<Id> {
         let (mut open, mut found) = (vec![(root, key)], Vec::new());
         while let Some((id, rest)) = open.pop() {
-            for (key, value) in self.members(id).entries() {
+            let entries = match into_modules.then(|| self.module(id)).flatten() {
+                Some(module) => module.entries.into_iter().map(|(key, value)| (Key::Of(key), value)).collect(),
+                None => self.members(id).entries().collect::<Vec<_>>(),
+            };
+            for (key, value) in entries {
                 let Some(after) = rest.strip_prefix(self.part(key).as_str()) else { continue };
                 match after.strip_prefix('.') {
                     _ if after.is_empty() => found.push(value),
@@ -561,6 +746,11 @@ impl<'a> Objects<'a> {
 }
 
 impl Members {
+    /// The items that are texts.
+    pub(super) fn texts<'a>(self, arena: &'a Arena) -> impl Iterator<Item = &'a str> {
+        self.items.into_iter().filter_map(|item| arena.as_text(item))
+    }
+
     /// Takes in what a plain container holds; whether it is one. A list of pairs is a dictionary where one is made of it.
     fn take(&mut self, arena: &Arena, id: Id, of_pairs: bool) -> bool {
         let items = match arena.get(id) {
@@ -589,13 +779,17 @@ impl Members {
     }
 }
 
-fn is_container(module: &str, name: &str) -> bool {
+pub(super) fn is_container(module: &str, name: &str) -> bool {
     match module {
         "collections" => true,
         "argparse" => name == "Namespace",
         "builtins" => matches!(name, "set" | "frozenset" | "list" | "tuple" | "dict"),
         _ => false,
     }
+}
+
+fn declared_key(declared: &Declared) -> &str {
+    &declared.key
 }
 
 /// Whether there can be anything in it.

@@ -7,8 +7,9 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 
 use super::calls::Judge;
+use super::nested;
 use crate::checkpoint::finding::{self, Finding, Severity, Spot};
-use crate::checkpoint::pickle::{self, Arena, Broken, Danger, Global, Id, Ran, Span, Walk, globals};
+use crate::checkpoint::pickle::{self, Arena, Broken, Call, Danger, Global, Id, Ran, Span, Walk, globals};
 
 /// Findings of one pickle that are kept, of each severity, and those about calls, of each kind.
 const MOST_FINDINGS: usize = 1000;
@@ -52,6 +53,8 @@ pub(crate) struct Pickled {
     pub(crate) read: usize,
     /// Where it ends to an unpickler to which its frames end elsewhere.
     pub(crate) other_end: Option<usize>,
+    /// Where it begins in its member or file, and the member's name.
+    place: (u64, Option<String>),
 }
 
 impl Pickled {
@@ -74,8 +77,16 @@ impl Pickled {
     fn of(ran: Ran) -> Pickled {
         let read = ran.arena.bytes.len();
         let walk = ran.result.map(|root| pickle::walk(&ran.arena, root)).unwrap_or_default();
-        let mut pickled =
-            Pickled { ran, walk, globals: Vec::new(), findings: Vec::new(), worst: None, read, other_end: None };
+        let mut pickled = Pickled {
+            ran,
+            walk,
+            globals: Vec::new(),
+            findings: Vec::new(),
+            worst: None,
+            read,
+            other_end: None,
+            place: (0, None),
+        };
         pickled.grade();
         pickled.check_calls();
         let broken = pickled.ran.faults.iter().chain(&pickled.walk.broken);
@@ -100,16 +111,22 @@ impl Pickled {
     }
 
     fn placed(&mut self, at: u64, member: Option<&str>) {
-        for finding in &mut self.findings {
-            finding.member = member.map(str::to_owned);
-            let position = finding.spot.as_mut().and_then(|spot| spot.position.as_mut());
-            if let Some(position) = position {
-                *position = position.saturating_add(at);
-            }
-        }
+        self.place = (at, member.map(str::to_owned));
+        let mut findings = std::mem::take(&mut self.findings);
+        findings.iter_mut().for_each(|finding| self.place(finding));
+        self.findings = findings;
         for global in &mut self.globals {
             global.member = member.map(str::to_owned);
             global.position = global.position.saturating_add(at);
+        }
+    }
+
+    /// Says of a finding about the pickle where in the file it is.
+    pub(super) fn place(&self, finding: &mut Finding) {
+        let (at, member) = &self.place;
+        finding.member.clone_from(member);
+        if let Some(position) = finding.spot.as_mut().and_then(|spot| spot.position.as_mut()) {
+            *position = position.saturating_add(*at);
         }
     }
 
@@ -151,8 +168,13 @@ impl Pickled {
     fn grade(&mut self) {
         let (mut globals, mut findings) = (Vec::new(), Vec::new());
         let (mut names, mut told, mut worst) = ([0; 2], [0; 2], None);
+        let only_names = nested::only_names(&self.ran.arena);
         for seen in seen(&self.ran.arena) {
-            let (global, short) = seen.named(&self.ran.arena);
+            let (mut global, short) = seen.named(&self.ran.arena);
+            let is_name_only = global.danger == Danger::Dangerous && seen.ids.iter().all(|id| only_names.contains(id));
+            if is_name_only {
+                global.danger = Danger::Unknown; // what it names is listed for itself
+            }
             let (module, name) = self.ran.arena.names(&seen.first);
             if is_name(module) && is_name(name) {
                 worst = worst.max(Some(global.danger));
@@ -166,6 +188,7 @@ impl Pickled {
                 continue;
             }
             if *told < MOST_FINDINGS
+                && !is_name_only
                 && let Some(finding) = of_global(&global)
             {
                 *told += 1;
@@ -173,11 +196,42 @@ impl Pickled {
             }
             globals.push(global);
         }
+        self.grade_nested(&mut globals, &mut findings);
         if names.iter().any(|names| *names > MOST_NAMES) {
             let what = format!("{} different names; {} are listed", names.iter().sum::<usize>(), globals.len());
             findings.push(Finding::suspicious("resource-limit", what));
         }
         (self.globals, self.findings, self.worst) = (globals, findings, worst);
+    }
+
+    /// Lists the names that calls of `getattr` mean.
+    fn grade_nested(&self, globals: &mut Vec<NamedGlobal>, findings: &mut Vec<Finding>) {
+        let arena = &self.ran.arena;
+        let mut known: HashMap<(String, String), usize> = HashMap::new();
+        for call in &arena.calls {
+            let Some((module, name, danger)) = nested::named(arena, call) else { continue };
+            let key = (finding::name(module), finding::name(&name));
+            if let Some(global) = known.get(&key).and_then(|at| globals.get_mut(*at)) {
+                global.count += 1;
+                continue;
+            }
+            if known.len() >= MOST_FINDINGS {
+                return;
+            }
+            known.insert(key.clone(), globals.len());
+            let (module, name) = key;
+            let global = NamedGlobal { module, name, danger, position: call.offset.into(), count: 1, member: None };
+            findings.extend(of_global(&global).map(|finding| {
+                finding.at(Spot {
+                    position: Some(call.offset.into()),
+                    opcode: Some(call.opcode),
+                    global: Some(format!("{}.{}", global.module, global.name)),
+                    arguments: Some(arena.preview(call.arguments)),
+                    reached: self.ran.result.map(|_| self.walk.reaches(call.id)),
+                })
+            }));
+            globals.push(global);
+        }
     }
 
     fn spot(&self, seen: &Seen, global: String) -> Spot {
@@ -197,22 +251,37 @@ impl Pickled {
     fn check_calls(&mut self) {
         let arena = &self.ran.arena;
         let (mut told, mut judge): (HashMap<&str, usize>, _) = (HashMap::new(), Judge::new(arena));
+        let mut found = Vec::new();
         for call in &arena.calls {
-            let Some((rule, what)) = judge.objection(call) else { continue };
-            let told = told.entry(what).or_default();
+            let Some(objection) = judge.objection(call) else { continue };
+            let told = told.entry(objection.1).or_default();
             *told += 1;
-            if *told > MOST_CALLS {
-                continue;
+            if *told <= MOST_CALLS {
+                found.push(of_objection(self, call, objection));
             }
-            let finding = Finding::suspicious(rule, what);
-            self.findings.push(finding.at(Spot {
-                position: Some(call.offset.into()),
-                opcode: Some(call.opcode),
-                global: None,
-                arguments: Some(arena.preview(call.arguments)),
-                reached: self.ran.result.map(|_| self.walk.reaches(call.id)),
-            }));
         }
+        self.findings.append(&mut found);
+    }
+
+    /// Findings about those unknown names of which one value counts.
+    pub(super) fn unknown_names(&self, counts: impl Fn(&Id) -> bool) -> Vec<Finding> {
+        let arena = &self.ran.arena;
+        let only_names = nested::only_names(arena);
+        let mut found = Vec::new();
+        for seen in seen(arena) {
+            let (global, short) = seen.named(arena);
+            let is_name_only = seen.ids.iter().all(|id| only_names.contains(id));
+            if global.danger == Danger::Unknown && !is_name_only && seen.ids.iter().any(&counts) {
+                found.extend(of_global(&global).map(|finding| finding.at(self.spot(&seen, short))));
+            }
+        }
+        let calls: HashMap<u64, Id> = arena.calls.iter().map(|call| (u64::from(call.offset), call.id)).collect();
+        let (mut globals, mut nested) = (Vec::new(), Vec::new());
+        self.grade_nested(&mut globals, &mut nested);
+        let position = |finding: &Finding| finding.spot.as_ref().and_then(|spot| spot.position);
+        nested.retain(|finding| position(finding).and_then(|at| calls.get(&at)).is_some_and(&counts));
+        found.append(&mut nested);
+        found
     }
 }
 
@@ -303,7 +372,18 @@ fn of_global(global: &NamedGlobal) -> Option<Finding> {
     }
 }
 
-fn of_broken(broken: &Broken) -> Finding {
+/// A finding about a call, by what the judge says of it.
+pub(super) fn of_objection(pickled: &Pickled, call: &Call, (rule, what): (&'static str, &'static str)) -> Finding {
+    Finding::suspicious(rule, what).at(Spot {
+        position: Some(call.offset.into()),
+        opcode: Some(call.opcode),
+        global: None,
+        arguments: Some(pickled.ran.arena.preview(call.arguments)),
+        reached: pickled.ran.result.map(|_| pickled.walk.reaches(call.id)),
+    })
+}
+
+pub(super) fn of_broken(broken: &Broken) -> Finding {
     let finding = Finding::new(broken.rule, broken.severity, broken.what.clone());
     match broken.offset {
         Some(offset) => finding.at(Spot { position: Some(offset), ..Spot::default() }),

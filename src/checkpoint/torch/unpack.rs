@@ -125,12 +125,12 @@ impl Audit {
             return Ok(referenced);
         };
         let mut objects = Objects::new(&pickled.ran.arena);
-        objects.declare();
+        objects.declare(|_| true);
         objects.gather(root);
         let mut places = HashMap::new();
-        for declared in objects.storages.values() {
+        for (declared, users) in objects.storages_by_key().into_values() {
             referenced.insert(format!("data/{}", declared.key));
-            match archive.locate(declared) {
+            match archive.locate(declared, &users) {
                 Ok(storage) => drop(places.insert(declared.key.clone(), storage)),
                 Err(finding) => self.add(finding),
             }

@@ -1,0 +1,135 @@
+//! What a user reads of a file that is refused: what was found, how many tensors an unknown object would take along, what to do.
+//!
+//! Few findings stand for themselves; many unknown names are grouped by package, behind the next step. It decides nothing.
+
+use std::collections::BTreeMap;
+
+use super::Reader;
+use super::inert::Used;
+use super::objects::{Aside, Objects, blocks};
+use super::pickled::Pickled;
+use crate::checkpoint::finding::Finding;
+use crate::checkpoint::pickle::Id;
+use crate::checkpoint::skipped::WHOLE_MODEL;
+use crate::error::{Error, Result};
+use crate::fault::{Fault, Listed, counted, quoted};
+
+/// Unknown names that are told one by one.
+const MOST_SINGLE: usize = 3;
+/// Names of one package that are told.
+const MOST_OF_PACKAGE: usize = 6;
+
+const RUNS: &str = "; nothing was executed: do not open this file with a program that unpickles";
+
+impl Reader<'_> {
+    /// Refuses the file for findings that block, all of them named.
+    pub(super) fn demand(&self, findings: &[Finding]) -> Result<()> {
+        let blocking = self.blocking(findings);
+        if blocking.is_empty() { Ok(()) } else { Err(self.refused(&blocking)) }
+    }
+
+    /// The same for findings about a pickle whose object is `root`, or what was asked for of it.
+    pub(super) fn demand_of(&self, pickled: &Pickled, root: Option<Id>, findings: &[Finding]) -> Result<()> {
+        let blocking = self.blocking(findings);
+        if blocking.is_empty() {
+            return Ok(());
+        }
+        let inside = root.map(|root| unread(pickled, root)).unwrap_or_default();
+        Err(self.refused_with(&blocking, &inside))
+    }
+
+    fn blocking(&self, findings: &[Finding]) -> Vec<Finding> {
+        findings.iter().filter(|finding| blocks(finding, self.options.skip_unknown)).cloned().collect()
+    }
+
+    pub(super) fn refused(&self, findings: &[Finding]) -> Error {
+        self.refused_with(findings, &[])
+    }
+
+    fn refused_with(&self, findings: &[Finding], inside: &[Aside]) -> Error {
+        let is_unknown = |finding: &&Finding| finding.rule == "global-not-allowed";
+        let unknown = findings.iter().filter(is_unknown).count();
+        let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
+        let advice = match (unknown > 0, code) {
+            (true, _) => self.next_step(inside),
+            (false, true) => RUNS.to_owned(),
+            (false, false) => String::new(),
+        };
+        let fault = if unknown > MOST_SINGLE {
+            let others = findings.iter().filter(|finding| !is_unknown(finding)).map(Finding::to_string);
+            let next_step = advice.trim_start_matches("; ").to_owned();
+            let list = std::iter::once(next_step).chain(others).chain(by_package(findings.iter().filter(is_unknown)));
+            Fault::Refused { list: list.collect(), advice: String::new() }
+        } else {
+            Fault::Refused { list: findings.iter().map(Finding::to_string).collect(), advice }
+        };
+        Error::malformed(self.path, fault)
+    }
+
+    /// What to do about unknown names, by what their objects hold.
+    fn next_step(&self, inside: &[Aside]) -> String {
+        let tensors = |all: &mut dyn Iterator<Item = &Aside>| {
+            let sum = all.fold(0u64, |sum, aside| sum.saturating_add(aside.tensors));
+            counted(usize::try_from(sum).unwrap_or(usize::MAX), "tensor")
+        };
+        let is_model = |aside: &&Aside| aside.why.starts_with(WHOLE_MODEL);
+        if let Some(model) = inside.iter().find(is_model) {
+            let several = inside.iter().filter(is_model).count() > 1;
+            let count = tensors(&mut inside.iter().filter(is_model));
+            let (at, choose) = match (model.is_root(), self.options.key.is_some()) {
+                (true, _) => (String::new(), String::new()),
+                (false, _) => {
+                    let names: Listed = inside.iter().filter(is_model).map(|model| quoted(&model.name)).collect();
+                    (format!(" at {names}"), format!(" and choose the key {}", quoted(&model.name)))
+                }
+            };
+            let whole = if several { "whole models, torch.save(model)" } else { WHOLE_MODEL };
+            return format!(
+                "; {whole}: {count} inside{at}; nothing was executed: save model.state_dict() instead, or pass over unknown objects \
+                 with --skip-unknown{choose} to read the parameters and buffers"
+            );
+        }
+        let save = "; nothing was executed: save a state_dict (tensors and plain data only)";
+        if inside.is_empty() {
+            return format!("{save}, or pass over unknown objects with --skip-unknown");
+        }
+        let names: Listed = inside.iter().map(|aside| format!("{} ({})", quoted(&aside.name), aside.why)).collect();
+        let count = tensors(&mut inside.iter());
+        format!("{save}; passing over unknown objects would lose {count}: {names}")
+    }
+}
+
+/// What an object holds in unknown objects: those with tensors in them.
+fn unread(pickled: &Pickled, root: Id) -> Vec<Aside> {
+    let mut objects = Objects::new(&pickled.ran.arena);
+    let used = Used::of(&objects, root, true);
+    if !used.is_whole() {
+        return Vec::new();
+    }
+    objects.declare(|id| used.reaches(id));
+    objects.gather(root);
+    objects.aside.into_iter().filter(|aside| aside.tensors > 0 && aside.is_unknown()).collect()
+}
+
+/// Unknown names, a line for each package.
+fn by_package<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
+    let mut packages: BTreeMap<String, (usize, Vec<String>)> = BTreeMap::new();
+    for finding in findings {
+        let global = finding.spot.as_ref().and_then(|spot| spot.global.clone()).unwrap_or_else(|| finding.what.clone());
+        // PyTorch is many packages in one.
+        let parts = if global.starts_with("torch.") { 2 } else { 1 };
+        let package: Vec<&str> = global.split('.').take(parts).collect();
+        let (count, names) = packages.entry(package.join(".")).or_default();
+        *count += 1;
+        if names.len() < MOST_OF_PACKAGE {
+            names.push(global);
+        }
+    }
+    let line = |(package, (count, names)): (String, (usize, Vec<String>))| {
+        let more = count - names.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let names = Finding::suspicious("global-not-allowed", names.join(", ") + &more);
+        format!("{} of {package} not on the allow-list: {names}", counted(count, "name"))
+    };
+    packages.into_iter().map(line).collect()
+}
