@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::fallback::Fallback;
+use crate::load::MeasuredLimit;
 use crate::report::Report;
 
 /// Everything that one run of the benchmark found out.
@@ -26,6 +27,8 @@ pub struct BenchReport {
     pub stages: Vec<StageBench>,
     /// The loads, by what was in the page cache before them.
     pub states: Vec<State>,
+    /// What later loads can be compared with, if enough was measured.
+    pub limits: Option<MeasuredLimit>,
     /// What a person should know before believing a number.
     pub warnings: Vec<String>,
     /// Ways that were not taken, and why.

@@ -1,5 +1,6 @@
 //! What is loaded: the whole checkpoint, or the part of it that fits the effort and the memory, and where its bytes lie.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::cache::Stretch;
@@ -25,6 +26,8 @@ pub(super) struct Loadable<'a> {
     /// Bytes of the selected tensors as stored.
     pub(super) bytes: u64,
     pub(super) file_system: String,
+    /// The device number of the file system.
+    pub(super) volume: String,
     /// Whether the files lie in memory, where nothing can be cold.
     pub(super) in_memory: bool,
     part: Option<String>,
@@ -37,8 +40,8 @@ impl<'a> Loadable<'a> {
         let selected = first_of(checkpoint, all, most);
         let bytes: u64 = selected.iter().map(|one| bytes_of(checkpoint, one)).sum();
         let part = (bytes < checkpoint.total_bytes()).then_some(why);
-        let (file_system, in_memory) = file_system(checkpoint, options)?;
-        Ok(Loadable { checkpoint, selected, bytes, file_system, in_memory, part })
+        let (file_system, volume, in_memory) = file_system(checkpoint, options)?;
+        Ok(Loadable { checkpoint, selected, bytes, file_system, volume, in_memory, part })
     }
 
     /// The same checkpoint, about this share of what is loaded of it.
@@ -47,7 +50,8 @@ impl<'a> Loadable<'a> {
         let most = (self.bytes as f64 * share) as u64;
         let selected = first_of(self.checkpoint, self.selected.clone(), most);
         let bytes = selected.iter().map(|one| bytes_of(self.checkpoint, one)).sum();
-        Loadable { selected, bytes, file_system: self.file_system.clone(), part: self.part.clone(), ..*self }
+        let (file_system, volume) = (self.file_system.clone(), self.volume.clone());
+        Loadable { selected, bytes, file_system, volume, part: self.part.clone(), ..*self }
     }
 
     /// The parts of files that a plan reads: all of a file that a shard is made of.
@@ -78,7 +82,7 @@ impl<'a> Loadable<'a> {
             path: checkpoint.path().to_owned(),
             bytes: checkpoint.total_bytes(),
             tensors: checkpoint.tensors().len(),
-            shards: checkpoint.shards().len(),
+            shards: files(checkpoint),
             loaded_bytes: self.bytes,
             loaded_tensors: self.selected.len(),
             part: self.part.clone(),
@@ -101,6 +105,11 @@ fn range_of(index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {
     let info = checkpoint.tensors().get(selected.tensor);
     info.and_then(|info| info.dtype.tensor_bytes(&selected.shape)).unwrap_or(0)
+}
+
+/// Number of files: several shards may be made of one.
+fn files(checkpoint: &Checkpoint) -> usize {
+    checkpoint.shards().iter().map(|shard| &shard.path).collect::<BTreeSet<_>>().len()
 }
 
 /// How much may be loaded, and what says so.
@@ -149,8 +158,9 @@ fn first_rows(of: &Selected, bytes: u64, most: u64) -> Selected {
     Selected { slice: Some(Slice { dim, start: 0, end }), shape, ..of.clone() }
 }
 
-fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, bool)> {
-    let Some(shard) = checkpoint.shards().first() else { return Ok((String::new(), false)) };
+fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, String, bool)> {
+    let Some(shard) = checkpoint.shards().first() else { return Ok((String::new(), String::new(), false)) };
     let file = options.storage.open(&shard.path, &Fallbacks::default())?;
-    Ok((file.file_system().name.clone(), file.file_system().memory))
+    let (system, volume) = (file.file_system(), os::device_number(file.identity().device));
+    Ok((system.name.clone(), volume, system.memory))
 }

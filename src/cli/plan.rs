@@ -19,7 +19,7 @@ pub(crate) fn text(prepared: &Prepared, shards: &[Shard]) -> String {
     let _ = writeln!(out, "  memory      {} in one piece", text::both(plan.arena_bytes));
     let _ = writeln!(
         out,
-        "  reads       {} of {}: {in_place} in place, {staged} staged{}",
+        "  reads       {}, together {}: {in_place} in place, {staged} staged{}",
         text::count(plan.transfers.len() as u64),
         text::decimal(plan.read_bytes()),
         if staged > 0 { format!(" through buffers of {}", text::binary(plan.buffer_bytes)) } else { String::new() },

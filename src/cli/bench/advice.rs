@@ -20,9 +20,9 @@ fn for_state(report: &BenchReport, state: &State) -> String {
     match state.verdict.reason {
         Some(reason) => for_reason(state, reason),
         None if state.verdict.reached > FASTER => {
-            let percent = text::percent(state.verdict.reached);
             format!(
-                "the loads were faster than predicted ({percent} of T): the limits were measured at a slower moment, so measure again on a quiet machine or with more --rounds"
+                "the loads were faster than predicted ({} times T): the limits were measured at a slower moment, so measure again on a quiet machine or with more --rounds",
+                words::factor(1.0 / state.verdict.reached)
             )
         }
         None => format!("{}: {}", limit(state), remedy(report, state)),
@@ -250,6 +250,6 @@ mod tests {
         };
         assert!(warm.contains("not warm"), "{warm}");
         let faster = advice(|report| report.states[0].verdict.reached = 1.2);
-        assert!(faster.contains("120 % of T") && faster.contains("--rounds"), "{faster}");
+        assert!(faster.contains("0.83 times T") && faster.contains("--rounds"), "{faster}");
     }
 }
