@@ -355,13 +355,13 @@ fn load_tells_people_what_the_limit_was() {
     let path = small(folder.path());
     let said = vramp(&["load", &path]);
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
-    for part in ["loaded  40 B in ", "(2 tensors to cpu)", "limit   ", "routes ", "page cache ", "CPU "] {
+    for part in ["loaded      40 B in ", "(2 tensors to cpu)", "limit       ", "routes ", "page cache ", "CPU "] {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     assert!(!said.out.contains('\x1b'), "colours are for terminals");
     assert!(vramp(&["load", &path, "--device", "null"]).out.contains("(2 tensors to null)"));
     assert!(vramp(&["load", &path, "--plan-only"]).out.contains("plan: 40 B of 2 tensors"));
-    assert!(vramp(&["load", &path, "--route", "view"]).out.starts_with("mapped  40 B"));
+    assert!(vramp(&["load", &path, "--route", "view"]).out.starts_with("mapped      40 B"));
 }
 
 #[test]

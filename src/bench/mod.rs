@@ -1,7 +1,7 @@
 //! The benchmark: each stage of a load measured alone on this machine and these files, T = S / B predicted from that, loads
 //! with the page cache in a proved state, and the comparison of the two.
 //!
-//! `data` is what comes out. `budget` says how much can be loaded in the time, `reads`, `memory` and `uploads` measure stages,
+//! `data` is what comes out. `budget` says how much can be loaded in the time, `part` which part of the checkpoint that is, `reads`, `memory` and `uploads` measure stages,
 //! `cache` sees to the page cache, `survey` chooses what to try, `rounds` loads, `predict` compares, `tune` searches options among
 //! those of `knobs`, `limits` is what later loads are compared with. It prints nothing, reads no environment, and knows no device by name.
 
@@ -12,6 +12,7 @@ mod data;
 mod knobs;
 mod limits;
 mod memory;
+mod part;
 mod predict;
 mod reads;
 mod rounds;

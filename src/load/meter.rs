@@ -123,7 +123,13 @@ impl Meter {
     }
 
     #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
-    pub(super) fn report(mut self, prepared: &Prepared, run_seconds: f64, fallbacks: Vec<Fallback>) -> Report {
+    pub(super) fn report(
+        mut self,
+        prepared: &Prepared,
+        run_seconds: f64,
+        staging: Staging,
+        fallbacks: Vec<Fallback>,
+    ) -> Report {
         let plan = &prepared.plan;
         let bytes = plan.tensor_bytes();
         let seconds = prepared.open_seconds + prepared.plan_seconds + run_seconds;
@@ -134,7 +140,7 @@ impl Meter {
         self.stages.reading.seconds = self.lanes.iter().copied().fold(0.0, f64::max);
         let waited = self.stages.wait_read.seconds + self.stages.wait_upload.seconds;
         self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
-        let main_stage = self.main_stage(seconds);
+        let main_stage = self.main_stage(staging);
         Report {
             bytes,
             tensors: plan.tensors(),
@@ -148,7 +154,7 @@ impl Meter {
             stages: self.stages,
             routes: self.routes,
             cache: prepared.cache,
-            staging: Staging::default(),
+            staging,
             peak_host_bytes: os::peak_resident_bytes().unwrap_or(0),
             cpu_seconds: 0.0,
             setup_seconds: 0.0,
@@ -163,9 +169,9 @@ impl Meter {
 
     /// The stage that took most of the time, for how long, and at which rate.
     #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
-    fn main_stage(&self, seconds: f64) -> MainStage {
+    fn main_stage(&self, staging: Staging) -> MainStage {
         let stages = &self.stages;
-        let stage = self.busiest(seconds);
+        let stage = self.busiest(staging);
         let (seconds, bytes) = match stage {
             Stage::Upload => (stages.uploading.seconds, stages.upload.bytes),
             // Threads that convert at once add up to more than the time in which they do.
@@ -182,21 +188,21 @@ impl Meter {
     }
 
     /// Names that stage. Reads and uploads overlap: of the two it is the one that the loop waited for longer.
-    fn busiest(&self, seconds: f64) -> Stage {
+    fn busiest(&self, staging: Staging) -> Stage {
         let stages = &self.stages;
-        let set_up = stages.open.seconds + stages.plan.seconds + stages.allocate.seconds;
-        if set_up > seconds / 2.0 {
-            let parts = [
-                (Stage::Headers, stages.open.seconds),
-                (Stage::Planning, stages.plan.seconds),
-                (Stage::SetUp, stages.allocate.seconds),
-            ];
-            return parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Stage::SetUp, |part| part.0);
+        // The loop does one thing after the other, so these parts and its waits add up to the whole.
+        let parts = [
+            (Stage::Headers, stages.open.seconds),
+            (Stage::Planning, stages.plan.seconds),
+            (Stage::SetUp, stages.allocate.seconds),
+            (Stage::Bookkeeping, stages.bookkeeping.seconds),
+        ];
+        let waited = stages.wait_read.seconds + stages.wait_upload.seconds;
+        let longest = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((stage, _)) = longest.filter(|(_, seconds)| *seconds > waited) {
+            return stage;
         }
-        if stages.bookkeeping.seconds > seconds / 2.0 {
-            return Stage::Bookkeeping;
-        }
-        if self.is_alternating() {
+        if self.is_alternating(staging) {
             return Stage::Staging;
         }
         if stages.wait_upload.seconds > stages.wait_read.seconds {
@@ -212,7 +218,11 @@ impl Meter {
     }
 
     /// Whether most bytes went through staging and neither readers nor uploads were at work most of that time.
-    fn is_alternating(&self) -> bool {
+    /// With a buffer for each of a few transfers they have not: nothing waited for a buffer.
+    fn is_alternating(&self, staging: Staging) -> bool {
+        if self.stages.stage.bytes <= (staging.count as u64).saturating_mul(staging.bytes as u64) {
+            return false;
+        }
         let stages = &self.stages;
         let span = self.span();
         let staged = stages.stage.bytes > stages.read.bytes / 2;

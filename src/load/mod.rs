@@ -428,13 +428,12 @@ impl Loader {
         }
         let overflows = self.judge_overflows(plan, ran?)?;
         let tensors = tensors(plan, &written)?;
-        let mut report = meter.report(prepared, seconds, self.fallbacks.list());
+        let mut report = meter.report(prepared, seconds, staging, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
         report.cpu_seconds = os::cpu_seconds().total() - cpu_before;
         report.device = self.device.name();
         report.product = self.device.product().unwrap_or_default();
         report.engine = engine_name.to_owned();
-        report.staging = staging;
         let passed = Passed { keeps: self.device.limits().keeps, fresh };
         limits::judge(&mut report, self.options.limits.as_deref(), prepared, &*self.device, &passed);
         let warnings = checkpoint.warnings().iter().cloned().chain(overflows).collect();

@@ -38,6 +38,8 @@ pub(crate) fn report() -> BenchReport {
             loaded_bytes: BYTES,
             loaded_tensors: 246,
             part: None,
+            runs: 1,
+            unlike: 0.0,
         },
         stages: stages(),
         states: vec![cold, state(CacheState::Warm, &[(BenchStage::PageCacheToFresh, 8e9)])],

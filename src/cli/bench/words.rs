@@ -172,7 +172,11 @@ pub(crate) fn part(report: &BenchReport) -> Option<String> {
     let subject = &report.subject;
     let why = text::escape(subject.part.as_deref()?);
     let tensors = text::plural(subject.loaded_tensors as u64, "tensor");
-    Some(format!("{} in {tensors} were loaded: {why}", text::both(subject.loaded_bytes)))
+    let runs = match subject.runs {
+        1 => "a run of neighbours in the files".to_owned(),
+        runs => format!("{runs} runs of neighbours, spread evenly over the files"),
+    };
+    Some(format!("{} in {tensors} were loaded, {runs}: {why}", text::both(subject.loaded_bytes)))
 }
 
 /// `cuda:0, NVIDIA H200`.
