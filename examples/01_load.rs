@@ -14,6 +14,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let report = &loaded.report;
     println!("{} bytes in {:.3} s = {:.2} GB/s", report.bytes, report.seconds, report.gb_per_s);
-    println!("the limit was {:?}; S/B is {:.0} % of the time", report.estimate.bound_by, report.efficiency * 100.0);
+    println!("{:.3} s of that was {:?}", report.main_stage.seconds, report.main_stage.stage);
     Ok(())
 }

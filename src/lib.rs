@@ -12,8 +12,8 @@
 //! let weight = loaded.tensor("embed.weight")?;
 //! assert_eq!((weight.shape(), weight.as_slice::<f32>()?), (&[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]));
 //!
-//! let report = &loaded.report; // where the time went, and which stage was the limit
-//! println!("{:.2} GB/s, bound by {:?}", report.gb_per_s, report.estimate.bound_by);
+//! let report = &loaded.report; // where the time went; T = S/B only with limits that `bench` measured before
+//! println!("{:.2} GB/s, most of the time {:?}", report.gb_per_s, report.main_stage.stage);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -34,7 +34,7 @@
 //! | know what a PyTorch file would run | [`checkpoint::torch::audit`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //! | know beforehand how long it must take | [`estimate`] |
-//! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench) |
+//! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench), [`load::MeasuredLimits`] |
 //!
 //! # The way of a byte
 //!

@@ -355,6 +355,11 @@ pub fn page_bytes() -> usize {
     usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
 }
 
+/// The number of a block device or file system as the system shows it: `259:1`.
+pub fn device_number(device: u64) -> String {
+    format!("{}:{}", libc::major(device), libc::minor(device))
+}
+
 /// The release of the running kernel, as `6.18.44`.
 pub fn kernel_release() -> Option<String> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;

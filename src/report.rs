@@ -20,10 +20,18 @@ pub struct Report {
     pub seconds: f64,
     /// `bytes / seconds / 1e9`.
     pub gb_per_s: f64,
-    /// T = S / B of this load, and the stage that took the time. T is that stage's where it is a matter of bandwidth.
-    pub estimate: Bound,
-    /// `estimate.seconds / seconds`, at most 1: how near the load came to T, whichever stage took the time.
-    pub efficiency: f64,
+    /// What took most of the time, as seen by the load itself. It says nothing about what the machine could do.
+    pub main_stage: MainStage,
+    /// T = S / B by limits that were measured before this load and given to it; `None` without such limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Bound>,
+    /// `estimate.seconds / seconds`: the share of the predicted rate that was reached. More than 1 is a load that was faster than
+    /// the limits that were measured. `None` without an estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub efficiency: Option<f64>,
+    /// Why there is no estimate, in words; `None` where there is one, or where no byte had to move.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_estimate: Option<String>,
     /// Where the time went.
     pub stages: Stages,
     /// Bytes read by each route.
@@ -52,20 +60,41 @@ pub struct Report {
     pub engine: String,
 }
 
-/// T = S / B, and the stage that was the limit.
+/// The stage that took most of the time of a load.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MainStage {
+    /// Which: never [`Stage::Storage`], [`Stage::PageCache`] or [`Stage::FirstTouch`]. A load sees that it was reading, not why
+    /// that took so long.
+    pub stage: Stage,
+    /// Wall-clock seconds in which that stage was at work.
+    pub seconds: f64,
+    /// Bytes per second over those seconds, where the stage moves bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<f64>,
+}
+
+/// T = S / B by measured limits: the slowest of the stages that the bytes of a load passed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bound {
-    /// B in bytes per second: the best rate at which bytes arrived over a quarter of them, whichever stage held them up. Of a load
-    /// below 256 MiB: the rate of the stage, where that is [`Stage::Upload`] or [`Stage::Kernels`] (its bytes by the time in which
-    /// any were under way), else the rate from the first read to the last. What the machine could do beyond that, only a
-    /// measurement of its own tells.
+    /// S: the bytes that passed the slowest stage, as they lie in the files.
+    pub bytes: u64,
+    /// B in bytes per second.
     pub bandwidth: f64,
-    /// The stage that took the time. Only the first four are a matter of bandwidth; where it is another one, `bandwidth` and
-    /// `seconds` are not that stage's: they say what moving the bytes alone would have taken.
+    /// The slowest stage: [`Stage::Storage`], [`Stage::FirstTouch`], [`Stage::PageCache`] or [`Stage::Upload`].
     pub bound_by: Stage,
-    /// T in seconds: the bytes that were read, `stages.read.bytes`, divided by `bandwidth`. With conversions these are other bytes
-    /// than those of the tensors as loaded.
+    /// T in seconds: `bytes / bandwidth`.
     pub seconds: f64,
+    /// Where B comes from.
+    pub measured: Measured,
+}
+
+/// Where a limit comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Measured {
+    /// When it was measured, in UTC: `2026-11-30T04:29:00Z`.
+    pub when: String,
+    /// By what: `vramp bench 0.1.0`.
+    pub by: String,
 }
 
 /// A stage that can be the limit.
@@ -73,10 +102,14 @@ pub struct Bound {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Stage {
+    /// Reading, wherever the bytes came from.
+    Reading,
     /// Reading from the storage device.
     Storage,
-    /// Copying out of the page cache: memory bandwidth and first touch of the destination.
+    /// Copying out of the page cache.
     PageCache,
+    /// Making fresh memory resident.
+    FirstTouch,
     /// Copies from staging buffers to the device.
     Upload,
     /// Converting, on the device or in the host's copy threads.
@@ -168,27 +201,24 @@ pub struct Staging {
     pub bytes: usize,
 }
 
-/// Finds the best rate over windows of a load: (seconds since the start, bytes so far), in order of time.
-///
-/// The window is a quarter of the bytes, at least `min_window_bytes`: long enough that a burst is not taken for a rate. `None`
-/// if there are not two samples that far apart.
-pub fn best_rate(samples: &[(f64, u64)], min_window_bytes: u64) -> Option<f64> {
-    let total = samples.last()?.1;
-    let window = (total / 4).max(min_window_bytes);
-    let mut first = 0;
-    let mut best: Option<f64> = None;
-    for &(time, bytes) in samples {
-        while samples.get(first + 1).is_some_and(|&(_, from)| bytes >= from.saturating_add(window)) {
-            first += 1;
-        }
-        let (from_time, from_bytes) = samples[first];
-        if bytes - from_bytes >= window && time > from_time {
-            #[allow(clippy::cast_precision_loss)] // a rate has no use for the 54th bit
-            let rate = (bytes - from_bytes) as f64 / (time - from_time);
-            best = Some(best.map_or(rate, |best| best.max(rate)));
-        }
-    }
-    best
+/// A time in seconds since 1970 as `2026-11-30T04:29:00Z`.
+pub fn utc(unix_seconds: u64) -> String {
+    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (second / 3600, second % 3600 / 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day so many days after 1970-01-01; years are counted from March, so that a leap day ends one.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days.saturating_add(719_468); // since 0000-03-01
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]
@@ -196,14 +226,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_window_is_found_and_bursts_are_not_it() {
-        // 10 bytes a second, then 100 bytes a second for 200 bytes, then a burst of 10 bytes at once.
-        let mut samples: Vec<(f64, u64)> = (0..20).map(|i| (f64::from(i), u64::from(i as u32) * 10)).collect();
-        samples.extend((1..=20).map(|i| (19.0 + f64::from(i) * 0.1, 190 + u64::from(i as u32) * 10)));
-        samples.push((21.0001, 400));
-        let rate = best_rate(&samples, 100).unwrap();
-        assert!((90.0..=115.0).contains(&rate), "{rate}");
-        assert_eq!(best_rate(&samples[..2], 100), None);
-        assert_eq!(best_rate(&[], 1), None);
+    fn times_are_those_of_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc(1_796_012_940), "2026-11-30T04:29:00Z");
+        assert_eq!(utc(4_107_542_400), "2100-03-01T00:00:00Z");
     }
 }

@@ -19,7 +19,7 @@ use crate::dtype::{Dtype, element_count};
 use crate::error::{Error, Result};
 use crate::load::open_same;
 use crate::os;
-use crate::report::{Bound, Cache, Report, Routes, Stage, StageTime, Stages, Staging};
+use crate::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
 use crate::source::{Fallbacks, LocalStorage, MappedFile, OpenFile};
 use crate::tensor::{Element, cast};
 
@@ -133,8 +133,10 @@ impl Maps<'_> {
             names,
             seconds,
             gb_per_s: 0.0, // nothing moved
-            estimate: Bound { bandwidth: 0.0, bound_by: Stage::SetUp, seconds: 0.0 },
-            efficiency: 1.0,
+            main_stage: MainStage { stage: Stage::SetUp, seconds, bytes_per_second: None },
+            estimate: None,
+            efficiency: None,
+            no_estimate: None,
             stages: Stages { allocate: StageTime { seconds, bytes: 0 }, ..Stages::default() },
             routes: Routes { view: bytes, ..Routes::default() },
             cache,

@@ -12,6 +12,7 @@ mod files;
 mod gpu_direct;
 mod kernels;
 mod layers;
+mod limits;
 mod load;
 mod options;
 mod outputs;

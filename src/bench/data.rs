@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::fallback::Fallback;
+use crate::load::MeasuredLimit;
 use crate::report::Report;
 
 /// Everything that one run of the benchmark found out.
@@ -26,6 +27,8 @@ pub struct BenchReport {
     pub stages: Vec<StageBench>,
     /// The loads, by what was in the page cache before them.
     pub states: Vec<State>,
+    /// What later loads can be compared with, if enough was measured.
+    pub limits: Option<MeasuredLimit>,
     /// What a person should know before believing a number.
     pub warnings: Vec<String>,
     /// Ways that were not taken, and why.
@@ -69,6 +72,10 @@ pub struct Subject {
     pub loaded_tensors: usize,
     /// Why only a part was loaded, if so.
     pub part: Option<String>,
+    /// Number of runs of neighbouring tensors that the part is made of, spread evenly over the files.
+    pub runs: usize,
+    /// How much the sizes of the part's tensors differ from those of the whole: 0 not at all, 1 in everything.
+    pub unlike: f64,
 }
 
 #[allow(clippy::ptr_arg)] // as serde wants it
@@ -249,7 +256,7 @@ pub struct Verdict {
     pub bound_by: BenchStage,
     /// T divided by what it would be without the limiting stage: 1.3 means that more of it gains at most 30 %.
     pub next_is_faster_by: Option<f64>,
-    /// Where the load took more than 5 % longer than T: what took the time.
+    /// Where every load took more than 5 % longer than T, and one cause explains at least half of that: what took the time.
     pub reason: Option<Reason>,
 }
 

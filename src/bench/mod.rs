@@ -1,16 +1,18 @@
 //! The benchmark: each stage of a load measured alone on this machine and these files, T = S / B predicted from that, loads
 //! with the page cache in a proved state, and the comparison of the two.
 //!
-//! `data` is what comes out. `budget` says how much can be loaded in the time, `reads`, `memory` and `uploads` measure stages,
+//! `data` is what comes out. `budget` says how much can be loaded in the time, `part` which part of the checkpoint that is, `reads`, `memory` and `uploads` measure stages,
 //! `cache` sees to the page cache, `survey` chooses what to try, `rounds` loads, `predict` compares, `tune` searches options among
-//! those of `knobs`. It prints nothing, reads no environment, and knows no device by name.
+//! those of `knobs`, `limits` is what later loads are compared with. It prints nothing, reads no environment, and knows no device by name.
 
 mod bed;
 mod budget;
 mod cache;
 mod data;
 mod knobs;
+mod limits;
 mod memory;
+mod part;
 mod predict;
 mod reads;
 mod rounds;
@@ -41,7 +43,7 @@ use survey::Survey;
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::device::Device;
 use crate::error::Result;
-use crate::load::TransferOptions;
+use crate::load::{LimitPlace, TransferOptions};
 use crate::os;
 use crate::source::{Fallbacks, LocalStorage, Storage};
 
@@ -151,12 +153,16 @@ fn bench(
     survey.measure(&clock, progress)?;
     let states = rounds::run(&mut survey, &clock, &mut warnings, progress)?;
     let stages = survey.into_stages(context);
+    let place = LimitPlace::here(&*device, &subject.file_system, &subject.volume);
     let (machine, subject) = (machine(&*device, subject.file_system.clone()), subject.describe());
     let fallbacks = fallbacks.list();
     let seconds = began.elapsed().as_secs_f64();
     let vramp = env!("CARGO_PKG_VERSION").to_owned();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Ok(BenchReport { vramp, unix_seconds, seconds, machine, subject, stages, states, warnings, fallbacks })
+    let limits = None;
+    let report =
+        BenchReport { vramp, unix_seconds, seconds, machine, subject, stages, states, limits, warnings, fallbacks };
+    Ok(BenchReport { limits: limits::of(&report, &options.transfer, place), ..report })
 }
 
 fn machine(device: &dyn Device, file_system: String) -> Machine {

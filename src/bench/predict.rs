@@ -8,6 +8,9 @@ use crate::report::Report;
 /// A load that takes longer than this many times T must be explained.
 const TOLERATED: f64 = 1.05;
 
+/// A cause is named only if it explains this share of the time beyond T.
+const MOST: f64 = 0.5;
+
 /// A rate below this share of another is worth naming.
 const NEARLY: f64 = 0.95;
 
@@ -35,9 +38,12 @@ fn slowest(ceilings: &[Ceiling]) -> Option<&Ceiling> {
 
 /// Compares loads with their prediction; `None` without loads.
 pub fn judge(prediction: &Prediction, ceilings: &[Ceiling], loads: &[Load]) -> Option<Verdict> {
-    let seconds = Spread::of(loads.iter().map(|load| load.seconds))?.median;
+    let spread = Spread::of(loads.iter().map(|load| load.seconds))?;
+    let seconds = spread.median;
     let median = loads.get(median_load(loads)?)?;
-    let too_long = seconds > prediction.seconds * TOLERATED;
+    // Where one of the loads reached T, the others met a slow moment of the machine, which says nothing about the loads.
+    let too_long = spread.min > prediction.seconds * TOLERATED;
+    let beyond = seconds - prediction.seconds;
     Some(Verdict {
         seconds,
         reached: prediction.seconds / seconds.max(f64::MIN_POSITIVE),
@@ -46,7 +52,8 @@ pub fn judge(prediction: &Prediction, ceilings: &[Ceiling], loads: &[Load]) -> O
         reason: too_long
             .then(|| reason(prediction, ceilings, &median.report))
             .flatten()
-            .map(|reason| Reason { seconds: reason.seconds.min(seconds - prediction.seconds), ..reason }),
+            .filter(|reason| reason.seconds >= beyond * MOST)
+            .map(|reason| Reason { seconds: reason.seconds.min(beyond), ..reason }),
     })
 }
 

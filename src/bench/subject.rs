@@ -1,11 +1,14 @@
 //! What is loaded: the whole checkpoint, or the part of it that fits the effort and the memory, and where its bytes lie.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::cache::Stretch;
 use super::data::Subject;
 use super::reads::Part;
-use super::{Options, budget};
+use super::{Options, budget, part};
 use crate::checkpoint::{Checkpoint, Selected, Selection, Slice};
 use crate::device::Device;
 use crate::error::Result;
@@ -25,51 +28,66 @@ pub(super) struct Loadable<'a> {
     /// Bytes of the selected tensors as stored.
     pub(super) bytes: u64,
     pub(super) file_system: String,
+    /// The device number of the file system.
+    pub(super) volume: String,
     /// Whether the files lie in memory, where nothing can be cold.
     pub(super) in_memory: bool,
     part: Option<String>,
+    /// Runs of neighbouring tensors that were taken, and how unlike the whole their sizes are.
+    runs: usize,
+    unlike: f64,
 }
+
+/// A part whose sizes differ by more than this from those of the whole says little about it.
+const UNLIKE: f64 = 0.15;
+
+/// Reads that lie nearer to each other than this are of one stretch.
+const NEAR: u64 = 4 << 20;
 
 impl<'a> Loadable<'a> {
     pub(super) fn of(checkpoint: &'a Checkpoint, device: &dyn Device, options: &Options) -> Result<Loadable<'a>> {
         let all = checkpoint.select(&Selection::default())?;
         let (most, why) = most_bytes(checkpoint, device, options)?;
-        let selected = first_of(checkpoint, all, most);
+        let Taken { selected, runs, unlike } = part_of(checkpoint, all, most);
         let bytes: u64 = selected.iter().map(|one| bytes_of(checkpoint, one)).sum();
         let part = (bytes < checkpoint.total_bytes()).then_some(why);
-        let (file_system, in_memory) = file_system(checkpoint, options)?;
-        Ok(Loadable { checkpoint, selected, bytes, file_system, in_memory, part })
+        let (file_system, volume, in_memory) = file_system(checkpoint, options)?;
+        Ok(Loadable { checkpoint, selected, bytes, file_system, volume, in_memory, part, runs, unlike })
     }
 
     /// The same checkpoint, about this share of what is loaded of it.
     pub(super) fn first(&self, share: f64) -> Loadable<'a> {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let most = (self.bytes as f64 * share) as u64;
-        let selected = first_of(self.checkpoint, self.selected.clone(), most);
+        let Taken { selected, runs, unlike } = part_of(self.checkpoint, self.selected.clone(), most);
         let bytes = selected.iter().map(|one| bytes_of(self.checkpoint, one)).sum();
-        Loadable { selected, bytes, file_system: self.file_system.clone(), part: self.part.clone(), ..*self }
+        let (file_system, volume) = (self.file_system.clone(), self.volume.clone());
+        Loadable { selected, bytes, file_system, volume, part: self.part.clone(), runs, unlike, ..*self }
     }
 
     /// The parts of files that a plan reads: all of a file that a shard is made of.
     pub(super) fn stretches(&self, plan: &LoadPlan) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
-            let Some(range) = range_of(index, plan) else { continue };
-            let range = if shard.made.is_some() { 0..shard.identity.len } else { range };
-            // Several shards may be made of one file.
-            match stretches.iter_mut().find(|known| known.path == shard.path) {
-                Some(known) => known.range = known.range.start.min(range.start)..known.range.end.max(range.end),
-                None => stretches.push(Stretch { path: shard.path.clone(), range }),
-            }
+            let ranges = ranges_of(index, plan);
+            let made = shard.made.is_some() && !ranges.is_empty();
+            let ranges = if made { vec![0..shard.identity.len] } else { ranges };
+            stretches.extend(ranges.into_iter().map(|range| Stretch { path: shard.path.clone(), range }));
         }
-        stretches
+        merged(stretches) // several shards may be made of one file
     }
 
     /// The parts of shards that a plan reads, as a load reads them: what is made on the host is made.
     pub(super) fn parts(&self, plan: &LoadPlan, storage: &dyn Storage, fallbacks: &Fallbacks) -> Result<Vec<Part>> {
         let shards = self.checkpoint.shards().iter().zip(0..);
-        let parts = shards.filter_map(|(shard, index)| Some((shard, range_of(index, plan)?)));
-        parts.map(|(shard, range)| Ok((open_same(storage, shard, fallbacks)?, range))).collect()
+        let mut parts = Vec::new();
+        for (shard, ranges) in shards.map(|(shard, index)| (shard, ranges_of(index, plan))) {
+            if !ranges.is_empty() {
+                let file = open_same(storage, shard, fallbacks)?;
+                parts.extend(ranges.into_iter().map(|range| (Arc::clone(&file), range)));
+            }
+        }
+        Ok(parts)
     }
 
     pub(super) fn describe(&self) -> Subject {
@@ -78,29 +96,68 @@ impl<'a> Loadable<'a> {
             path: checkpoint.path().to_owned(),
             bytes: checkpoint.total_bytes(),
             tensors: checkpoint.tensors().len(),
-            shards: checkpoint.shards().len(),
+            shards: files(checkpoint),
             loaded_bytes: self.bytes,
             loaded_tensors: self.selected.len(),
             part: self.part.clone(),
+            runs: self.runs,
+            unlike: self.unlike,
         }
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.checkpoint.warnings().to_vec()
+        let unlike = self.part.is_some() && self.unlike > UNLIKE;
+        let unlike = unlike.then(|| {
+            let share = self.unlike * 100.0;
+            format!("the tensors of the part that was loaded have other sizes than those of the whole (by {share:.0} %): benchmark more of it before changing anything")
+        });
+        self.checkpoint.warnings().iter().cloned().chain(unlike).collect()
     }
 }
 
-/// The part that a plan reads of a shard.
-fn range_of(index: ShardIndex, plan: &LoadPlan) -> Option<Range<u64>> {
-    let transfers = || plan.transfers.iter().filter(|transfer| transfer.shard == index);
-    let start = transfers().map(|transfer| transfer.offset).min()?;
-    let end = transfers().map(|transfer| transfer.range().end).max()?;
-    Some(align_down(start, BLOCK_BYTES)..end)
+/// The parts that a plan reads of a shard, in order.
+fn ranges_of(index: ShardIndex, plan: &LoadPlan) -> Vec<Range<u64>> {
+    let transfers = plan.transfers.iter().filter(|transfer| transfer.shard == index);
+    let ranges = transfers.map(|transfer| align_down(transfer.offset, BLOCK_BYTES)..transfer.range().end);
+    joined(ranges.collect())
+}
+
+/// The same ranges in order, those near each other as one.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut found: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match found.last_mut() {
+            Some(last) if range.start <= last.end.saturating_add(NEAR) => last.end = last.end.max(range.end),
+            _ => found.push(range),
+        }
+    }
+    found
+}
+
+/// The same stretches, each byte once.
+fn merged(stretches: Vec<Stretch>) -> Vec<Stretch> {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for stretch in &stretches {
+        if !paths.contains(&stretch.path) {
+            paths.push(stretch.path.clone());
+        }
+    }
+    let of = |path: PathBuf| {
+        let ranges = stretches.iter().filter(|stretch| stretch.path == path).map(|stretch| stretch.range.clone());
+        joined(ranges.collect()).into_iter().map(move |range| Stretch { path: path.clone(), range })
+    };
+    paths.into_iter().flat_map(of).collect()
 }
 
 fn bytes_of(checkpoint: &Checkpoint, selected: &Selected) -> u64 {
     let info = checkpoint.tensors().get(selected.tensor);
     info.and_then(|info| info.dtype.tensor_bytes(&selected.shape)).unwrap_or(0)
+}
+
+/// Number of files: several shards may be made of one.
+fn files(checkpoint: &Checkpoint) -> usize {
+    checkpoint.shards().iter().map(|shard| &shard.path).collect::<BTreeSet<_>>().len()
 }
 
 /// How much may be loaded, and what says so.
@@ -116,26 +173,37 @@ fn most_bytes(checkpoint: &Checkpoint, device: &dyn Device, options: &Options) -
     Ok([in_time, in_memory].into_iter().flatten().fold(usual, least))
 }
 
-/// The tensors that lie first in the files, up to `most` bytes; if each is larger, the first rows of the smallest.
-fn first_of(checkpoint: &Checkpoint, mut selected: Vec<Selected>, most: u64) -> Vec<Selected> {
+/// What is taken of a checkpoint.
+struct Taken {
+    selected: Vec<Selected>,
+    runs: usize,
+    unlike: f64,
+}
+
+/// All tensors if they have at most `most` bytes, else a part that stands for them; if nothing fits, the first rows of the smallest.
+fn part_of(checkpoint: &Checkpoint, mut selected: Vec<Selected>, most: u64) -> Taken {
     let size = |one: &Selected| bytes_of(checkpoint, one);
     if selected.iter().map(size).fold(0, u64::saturating_add) <= most {
-        return selected;
+        return Taken { selected, runs: 1, unlike: 0.0 };
     }
-    let smallest = selected.iter().filter(|one| size(one) > 0).min_by_key(|one| size(one)).cloned();
-    let place = |one: &Selected| checkpoint.tensors().get(one.tensor).map(|info| (info.shard(), info.first_offset()));
-    selected.sort_by_key(place);
-    let mut taken = 0u64;
-    selected.retain(|one| {
-        let fits = taken.saturating_add(size(one)) <= most;
-        taken += if fits { size(one) } else { 0 };
-        fits
-    });
-    if taken == 0 {
-        selected = smallest.map(|one| first_rows(&one, size(&one), most)).into_iter().collect();
+    selected.sort_by_key(|one| checkpoint.tensors().get(one.tensor).map(|info| (info.shard(), info.first_offset())));
+    let sizes: Vec<u64> = selected.iter().map(size).collect();
+    let cut = |at: usize, most: u64| {
+        let cut = first_rows(selected.get(at)?, *sizes.get(at)?, most);
+        cut.slice.is_some().then(|| size(&cut)).filter(|bytes| *bytes <= most)
+    };
+    let part = part::choose(&sizes, most, cut);
+    let take = |&(at, cut): &(usize, Option<u64>)| {
+        let one = selected.get(at)?;
+        Some(cut.map_or_else(|| one.clone(), |bytes| first_rows(one, sizes.get(at).copied().unwrap_or(0), bytes)))
+    };
+    let mut taken: Vec<Selected> = part.taken.iter().filter_map(take).collect();
+    if taken.iter().all(|one| size(one) == 0) {
+        let smallest = selected.iter().filter(|one| size(one) > 0).min_by_key(|one| size(one));
+        taken = smallest.map(|one| first_rows(one, size(one), most)).into_iter().collect();
     }
-    selected.sort_by(|a, b| a.name.cmp(&b.name));
-    selected
+    taken.sort_by(|a, b| a.name.cmp(&b.name));
+    Taken { selected: taken, runs: part.runs.max(1), unlike: part.unlike }
 }
 
 /// As many of the first rows of a tensor of `bytes` bytes as fit `most`, and at least eight; rows along the first dimension that has
@@ -149,8 +217,9 @@ fn first_rows(of: &Selected, bytes: u64, most: u64) -> Selected {
     Selected { slice: Some(Slice { dim, start: 0, end }), shape, ..of.clone() }
 }
 
-fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, bool)> {
-    let Some(shard) = checkpoint.shards().first() else { return Ok((String::new(), false)) };
+fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, String, bool)> {
+    let Some(shard) = checkpoint.shards().first() else { return Ok((String::new(), String::new(), false)) };
     let file = options.storage.open(&shard.path, &Fallbacks::default())?;
-    Ok((file.file_system().name.clone(), file.file_system().memory))
+    let (system, volume) = (file.file_system(), os::device_number(file.identity().device));
+    Ok((system.name.clone(), volume, system.memory))
 }

@@ -153,7 +153,7 @@ fn a_slow_link_is_the_limit_in_both_states() {
         for found in &report.states {
             assert_eq!(found.verdict.bound_by, BenchStage::Upload, "{found:#?}");
             let median = found.median_load().unwrap();
-            assert_eq!(median.report.estimate.bound_by, crate::report::Stage::Upload);
+            assert_eq!(median.report.main_stage.stage, crate::report::Stage::Upload);
         }
     });
 }
@@ -166,7 +166,7 @@ fn a_slow_kernel_is_the_limit_where_something_is_converted() {
         let report = bench(None, device(), TransferOptions { convert, ..TransferOptions::default() });
         for found in &report.states {
             assert_eq!(found.verdict.bound_by, BenchStage::Kernels, "{found:#?}");
-            assert_eq!(found.median_load().unwrap().report.estimate.bound_by, crate::report::Stage::Kernels);
+            assert_eq!(found.median_load().unwrap().report.main_stage.stage, crate::report::Stage::Kernels);
         }
         let report = bench(None, device(), TransferOptions::default());
         assert!(report.states.iter().all(|found| found.verdict.bound_by != BenchStage::Kernels));
@@ -182,7 +182,7 @@ fn staging_that_makes_reads_and_uploads_take_turns_is_named() {
         let report = bench(Some(Pace::new(SLOW)), device, transfer);
         let cold = state(&report, CacheState::Cold);
         assert_eq!(cold.verdict.reason.map(|reason| reason.cause), Some(Cause::Staging), "{cold:#?}");
-        assert_eq!(cold.median_load().unwrap().report.estimate.bound_by, crate::report::Stage::Staging);
+        assert_eq!(cold.median_load().unwrap().report.main_stage.stage, crate::report::Stage::Staging);
     });
 }
 

@@ -57,7 +57,8 @@ Examples:
 
 JSON: {device, tensors: {name: {dtype, shape, bytes, same_as?, sha256?, checksum?}}, \
 scales: {weight: scales}, report, warnings, skipped: [{name, why, tensors?}], tensors_left_out}; with \
---plan-only `plan` in place of `report` and what follows the warnings.";
+--plan-only `plan` in place of `report` and what follows the warnings. report.estimate (T = S/B) and \
+report.efficiency are there only with limits that `vramp bench` measured before; else report.no_estimate says why.";
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp \
@@ -110,7 +111,8 @@ const BENCH_EXAMPLES: &str = "\
 Each stage of a load is measured alone (the storage by size and number of reads, the page cache, the \
 link to the device, ...), T = S/B is predicted from the slowest, and the checkpoint is loaded cold \
 (dropped from the page cache, and the kernel asked whether it is gone) and warm, the stages measured \
-again in turn with the loads. The verdict says what the limit is and what to change.
+again in turn with the loads. The verdict says what the limit is and what to change. The limits are \
+kept for later loads (--limits).
 
 Examples:
   vramp bench ./Llama-3.1-8B --quick                 within half a minute
@@ -120,7 +122,7 @@ Examples:
   vramp bench ./m --quick --tune=120 --save-profile p.json    then vramp load ./m --profile p.json
 
 JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, best, skipped}], \
-states: [{state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline}], warnings, fallbacks, \
+states: [{state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline}], limits, warnings, fallbacks, \
 advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
 const CONVERT_EXAMPLES: &str = "\
 OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the \
@@ -367,6 +369,11 @@ pub(crate) struct LoadArgs {
     /// Say what would be done and read no tensor.
     #[arg(long, conflicts_with_all = ["digests", "checksums"])]
     pub(crate) plan_only: bool,
+    /// Compare with the limits in FILE instead of those that `vramp bench` keeps in the cache folder.
+    ///
+    /// T = S/B is printed only with a B that was measured before, on this machine, device and file system.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) limits: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -669,6 +676,12 @@ pub(crate) struct BenchArgs {
     /// Write the options that the search found to FILE, for `vramp load --profile`.
     #[arg(long, value_name = "FILE", requires = "tune", value_hint = ValueHint::FilePath)]
     pub(crate) save_profile: Option<PathBuf>,
+    /// Keep the measured limits in FILE instead of the cache folder, for `vramp load --limits`.
+    ///
+    /// Without it: vramp/limits-MACHINE.json in $XDG_CACHE_HOME or ~/.cache, where `vramp load` looks. An entry holds for one
+    /// machine, device and file system. Runs with --dtype, or with a --route other than auto and direct, keep none.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) limits: Option<PathBuf>,
     /// Write every sample to FILE, a line each.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) csv: Option<PathBuf>,

@@ -19,7 +19,7 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
 use super::trace::{All, Trace};
-use super::{digests, inspect, options, plan, report, strict, text, view};
+use super::{digests, inspect, limits, options, plan, report, strict, text, view};
 
 /// What was meant.
 struct Job {
@@ -120,13 +120,16 @@ impl Job {
         let shows = args.progress == ProgressArg::Auto && !output.is_quiet();
         let progress = shows.then(Progress::on_terminal).flatten();
         let trace = args.trace.as_deref().map(Trace::to).transpose()?;
-        for (option, input) in [("--profile", &args.transfer.profile), ("--spec", &args.spec)] {
+        for (option, input) in
+            [("--profile", &args.transfer.profile), ("--spec", &args.spec), ("--limits", &args.limits)]
+        {
             trace.as_ref().map_or(Ok(()), |trace| trace.spare_input(option, input.as_deref()))?;
         }
         let observer = observer(progress.clone(), trace.clone());
         let selection = options::selection(&args.selection);
         let mut warnings = Vec::new();
         let device = open_device(args, &mut warnings)?;
+        let limits = limits::for_load(args.limits.as_deref(), &mut warnings)?;
         output.warnings(&warnings);
         Ok(Job {
             path: args.path.clone(),
@@ -138,6 +141,7 @@ impl Job {
             transfer: TransferOptions {
                 cancel: interrupt.cancel(),
                 observer,
+                limits,
                 ..options::transfer(&args.transfer, &args.convert)?
             },
             progress,
@@ -198,6 +202,8 @@ fn refuse_contradictions(args: &LoadArgs, way: Way) -> Result<(), Failure> {
         wrong
     } else if view && args.checksums {
         "--checksums is for tensors that are loaded; with --route view use --digests"
+    } else if view && args.limits.is_some() {
+        "--limits does nothing with --route view: nothing is copied"
     } else if view && args.trace.is_some() {
         "--trace has nothing to show for --route view: nothing is copied"
     } else if view && way == Way::PlanOnly {

@@ -14,6 +14,7 @@ mod estimate;
 mod fleet;
 mod inspect;
 mod interrupt;
+mod limits;
 mod load;
 mod options;
 mod output;
@@ -28,6 +29,7 @@ mod tree;
 mod values;
 mod view;
 mod whole_file;
+mod wrap;
 
 use std::any::Any;
 use std::ffi::OsStr;

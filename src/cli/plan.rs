@@ -45,7 +45,7 @@ fn summary(prepared: &Prepared, device: &str) -> String {
     let _ = writeln!(out, "  memory       {} in one allocation", text::both(plan.arena_bytes));
     let _ = writeln!(
         out,
-        "  reads        {} of {} together: {} in place, {staged} staged{}",
+        "  reads        {}, together {}: {} in place, {staged} staged{}",
         text::count(plan.transfers.len() as u64),
         text::decimal(plan.read_bytes()),
         plan.transfers.len() - staged,

@@ -1,16 +1,18 @@
 //! The report of a load as a person reads it. Pure text of a [`Report`].
 
-use std::fmt::Write as _;
-
-use vramp::report::{Report, Stage, StageTime, Stages};
+use vramp::report::{Bound, Report, Stage, StageTime, Stages};
 
 use super::text::{self, Align, BAR, BOLD, DIM, GOOD, Table, WARN};
+use super::wrap;
 
 const BAR_CELLS: usize = 24;
 
-/// The whole report.
+/// A load that reaches more than this of the predicted rate shows that the limits are out of date.
+const FASTER: f64 = 1.1;
+
+/// The whole report, in 80 columns.
 pub(crate) fn text(report: &Report) -> String {
-    format!("{}{}\n{}\n{}", headline(report), limit(report), stages(report), details(report))
+    format!("{}{}{}\n{}\n{}", headline(report), main_stage(report), limit(report), stages(report), details(report))
 }
 
 fn headline(report: &Report) -> String {
@@ -21,53 +23,87 @@ fn headline(report: &Report) -> String {
     }
     if report.routes.view > 0 {
         let headline = text::styled(BOLD, format!("{bytes} in {took}"));
-        return format!("mapped  {headline}  ({tensors} as views; nothing is read before it is touched)\n");
+        return wrap::line("mapped", &format!("{headline} ({tensors} as views; nothing is read before it is touched)"));
     }
     let rate = text::rate(report.gb_per_s * 1e9);
     let headline = text::styled(BOLD, format!("{bytes} in {took}: {rate}"));
-    format!("loaded  {headline}  ({tensors} to {})\n", text::escape(&report.device))
+    wrap::line("loaded", &format!("{headline} ({tensors} to {})", text::escape(&report.device)))
 }
 
-/// T = S/B and how near the load came to it; where the time went to something else, what the bytes alone would have taken.
+/// Where the time went, as the load saw it.
+fn main_stage(report: &Report) -> String {
+    let main = &report.main_stage;
+    if report.bytes == 0 || report.routes.view > 0 || report.seconds <= 0.0 {
+        return String::new();
+    }
+    let share = text::percent((main.seconds / report.seconds).min(1.0));
+    let rate = main.bytes_per_second.map_or(String::new(), |rate| format!(", at {}", text::rate(rate)));
+    wrap::line("time", &format!("{share} of it was {}{rate}", doing(main.stage, report)))
+}
+
+/// T = S/B by measured limits and how near the load came to it, or how to get such limits.
 fn limit(report: &Report) -> String {
-    let bound = &report.estimate;
-    if report.bytes == 0 || bound.bandwidth <= 0.0 {
-        return "limit   none: no byte had to move\n".to_owned();
+    if let Some(bound) = &report.estimate {
+        return wrap::line("limit", &predicted(bound, report.efficiency.unwrap_or_default()));
     }
-    let efficiency = text::styled(efficiency_style(report.efficiency), text::percent(report.efficiency));
-    let stage = stage_name(bound.bound_by);
-    let (bytes, rate) = (text::decimal(report.stages.read.bytes), text::rate(bound.bandwidth));
-    let division = format!("{bytes} / {rate} = {}", text::seconds(bound.seconds));
-    if moves_bytes(bound.bound_by) {
-        format!("limit   {stage}: T = S/B = {division}; reached {efficiency} of it\n")
-    } else {
-        format!("limit   {stage}; S/B alone = {division}, {efficiency} of the time\n")
+    match &report.no_estimate {
+        None => wrap::line("limit", "none: no byte had to move"),
+        Some(why) => {
+            let how = "`vramp bench PATH` measures what this machine can do, for later loads";
+            wrap::line("limit", &format!("not known: {}. {how}", text::escape(why)))
+        }
     }
 }
 
-/// Whether a stage takes longer the more bytes there are, so that S/B can be its time.
-fn moves_bytes(stage: Stage) -> bool {
-    matches!(stage, Stage::Storage | Stage::PageCache | Stage::Upload | Stage::Kernels)
+fn predicted(bound: &Bound, efficiency: f64) -> String {
+    let (bytes, rate) = (text::decimal(bound.bytes), text::rate(bound.bandwidth));
+    let day: String = bound.measured.when.chars().take(10).collect();
+    let measured = format!("measured {day} by {}", text::escape(&bound.measured.by));
+    let (stage, seconds) = (stage_name(bound.bound_by), text::seconds(bound.seconds));
+    let reached = text::styled(efficiency_style(efficiency), text::percent(efficiency));
+    let verdict = match efficiency {
+        faster if faster > FASTER => format!("this load ran at {reached} of that rate, so measure again"),
+        _ => format!("this load ran at {reached} of that rate"),
+    };
+    format!("{stage}: T = S/B = {bytes} / {rate} = {seconds} ({measured}); {verdict}")
 }
 
 pub(crate) fn efficiency_style(efficiency: f64) -> anstyle::Style {
-    if efficiency >= 0.9 { GOOD } else { WARN }
+    if (0.9..=FASTER).contains(&efficiency) { GOOD } else { WARN }
 }
 
-/// A stage in words.
-pub(crate) fn stage_name(stage: Stage) -> &'static str {
+/// What a load did in a stage.
+fn doing(stage: Stage, report: &Report) -> &'static str {
     match stage {
-        Stage::Storage => "storage",
-        Stage::PageCache => "memory (copies out of the page cache)",
-        Stage::Upload => "uploads to the device",
+        Stage::Reading => "reading",
+        Stage::Upload if is_gpu(report) => "uploading to the device",
+        Stage::Upload => "copying out of staging buffers",
         Stage::Kernels => "converting",
-        Stage::Staging => "staging buffers (too few or too small: reads and uploads wait for each other)",
+        Stage::Staging => {
+            "spent on reads and uploads that waited for each other (too few or too small staging buffers)"
+        }
         Stage::Headers => "reading headers",
         Stage::Planning => "selecting and planning",
-        Stage::SetUp => "set-up (too small for bandwidth to matter)",
-        Stage::Bookkeeping => "bookkeeping of the loader",
+        Stage::SetUp => "reserving memory (the load is too small for bandwidth to matter)",
+        Stage::Bookkeeping => "the loader's own bookkeeping",
         _ => "another stage",
     }
+}
+
+/// A stage with a measured rate, in words.
+fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Storage => "storage",
+        Stage::PageCache => "page cache",
+        Stage::FirstTouch => "fresh memory",
+        Stage::Upload => "uploads",
+        _ => "another stage",
+    }
+}
+
+/// Whether the tensors are on a device of its own memory.
+fn is_gpu(report: &Report) -> bool {
+    !matches!(report.device.as_str(), "cpu" | "null")
 }
 
 /// Where the time went: a line a stage that took any.
@@ -90,27 +126,29 @@ fn stages(report: &Report) -> String {
     line("plan", stages.plan);
     line("allocate", stages.allocate);
     line("read", stages.read);
-    line("upload", stages.upload);
+    line(if is_gpu(report) { "upload" } else { "copy" }, stages.upload);
     line("convert", stages.kernels);
     line("bookkeeping", stages.bookkeeping);
-    let waits = waits(stages).map_or(String::new(), |waits| format!("{}\n", text::styled(DIM, waits)));
+    let waits = waits(report).map_or(String::new(), |waits| {
+        let lines = wrap::wrapped(&waits, wrap::COLUMNS);
+        lines.into_iter().map(|line| format!("{}\n", text::styled(DIM, line))).collect()
+    });
     table.render() + &waits
 }
 
 /// What vramp had to wait for, where it had to wait.
-fn waits(stages: &Stages) -> Option<String> {
+fn waits(report: &Report) -> Option<String> {
+    let Stages { wait_read, wait_upload, .. } = &report.stages;
     let waited = |seconds: f64, what: &str| (seconds > 0.0).then(|| format!("{} for {what}", text::seconds(seconds)));
-    let storage = waited(stages.wait_read.seconds, "data to be read");
-    let device = waited(stages.wait_upload.seconds, "the device to take it");
+    let storage = waited(wait_read.seconds, "data to be read");
+    let device = waited(wait_upload.seconds, if is_gpu(report) { "the device to take it" } else { "copies" });
     let waits: Vec<String> = [storage, device].into_iter().flatten().collect();
     (!waits.is_empty()).then(|| format!("of that, vramp sat waiting {}", waits.join(" and ")))
 }
 
 fn details(report: &Report) -> String {
     let mut out = String::new();
-    let mut line = |name: &str, value: String| {
-        let _ = writeln!(out, "{name:<12}{value}");
-    };
+    let mut line = |name: &str, value: String| out.push_str(&wrap::line(name, &value));
     if !report.product.is_empty() {
         line("device", format!("{}, {}", text::escape(&report.device), text::escape(&report.product)));
     }
@@ -180,7 +218,7 @@ fn or_unknown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vramp::report::{Bound, Cache, Routes, Staging};
+    use vramp::report::{Cache, MainStage, Measured, Routes, Staging};
     use vramp::source::Fallback;
 
     use super::*;
@@ -204,8 +242,10 @@ mod tests {
             names: 246,
             seconds: 2.31,
             gb_per_s: 4.34 / 2.31,
-            estimate: Bound { bandwidth: 1.99e9, bound_by: Stage::Storage, seconds: 4.34 / 1.99 },
-            efficiency: 0.944,
+            main_stage: MainStage { stage: Stage::Reading, seconds: 2.28, bytes_per_second: Some(4.34e9 / 2.28) },
+            estimate: None,
+            efficiency: None,
+            no_estimate: Some("no measured limits were given".to_owned()),
             stages,
             routes: Routes { direct: 4_330_000_000, buffered: 10_000_000, ..Routes::default() },
             cache: Cache { resident_before: 262_144, file_bytes: 4_340_100_000 },
@@ -226,20 +266,32 @@ mod tests {
         anstream::adapter::strip_str(&text(report)).to_string()
     }
 
+    /// The same load, compared with limits.
+    fn judged(efficiency: f64) -> Report {
+        let measured = Measured { when: "2026-11-30T04:29:00Z".to_owned(), by: "vramp bench 0.1.0".to_owned() };
+        let bytes = 4_340_000_000;
+        let seconds = 2.31 * efficiency;
+        let bandwidth = 4.34e9 / seconds;
+        let bound = Bound { bytes, bandwidth, bound_by: Stage::Storage, seconds, measured };
+        Report { estimate: Some(bound), efficiency: Some(efficiency), no_estimate: None, ..report() }
+    }
+
     #[test]
     fn a_report_reads_so() {
         let expected = "\
-loaded  4.34 GB (4.04 GiB) in 2.31 s: 1.88 GB/s  (246 tensors to cpu)
-limit   storage: T = S/B = 4.34 GB / 1.99 GB/s = 2.18 s; reached 94 % of it
+loaded      4.34 GB (4.04 GiB) in 2.31 s: 1.88 GB/s (246 tensors to cpu)
+time        99 % of it was reading, at 1.90 GB/s
+limit       not known: no measured limits were given. `vramp bench PATH`
+            measures what this machine can do, for later loads
 
 stage           time    bytes
 open         2.10 ms           ▏
 plan          700 µs           ▏
 allocate      100 µs  4.34 GB  ▏
 read          2.28 s  4.34 GB  ███████████████████████▊
-upload        400 ms  8.00 MB  ████▏
+copy          400 ms  8.00 MB  ████▏
 bookkeeping  30.0 ms           ▎
-of that, vramp sat waiting 2.20 s for data to be read and 1.00 ms for the device to take it
+of that, vramp sat waiting 2.20 s for data to be read and 1.00 ms for copies
 
 routes      direct 4.33 GB · buffered 10.0 MB
 page cache  cold: 262 kB of 4.34 GB resident before
@@ -257,32 +309,46 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
     }
 
     #[test]
-    fn a_limit_that_is_no_bandwidth_is_given_none() {
-        let estimate = Bound { bandwidth: 62.2e9, bound_by: Stage::Planning, seconds: 0.00659 };
-        let read = StageTime { seconds: 0.0077, bytes: 410_000_000 };
-        let stages = Stages { read, ..report().stages };
-        let small = Report { bytes: read.bytes, seconds: 0.22, efficiency: 0.03, estimate, stages, ..report() };
-        let expected = "limit   selecting and planning; S/B alone = 410 MB / 62.2 GB/s = 6.59 ms, 3 % of the time\n";
-        assert!(plain(&small).contains(expected), "{}", plain(&small));
-        for stage in [Stage::Headers, Stage::SetUp, Stage::Bookkeeping, Stage::Staging] {
-            let other = Report { estimate: Bound { bound_by: stage, ..report().estimate }, ..report() };
-            assert!(!plain(&other).contains("T = "), "{}", plain(&other));
+    fn a_share_is_printed_only_of_a_limit_that_was_measured_before() {
+        let expected = "\
+limit       storage: T = S/B = 4.34 GB / 2.00 GB/s = 2.17 s (measured 2026-11-30
+            by vramp bench 0.1.0); this load ran at 94 % of that rate
+";
+        let found = plain(&judged(0.94));
+        assert!(found.contains(expected), "{found}");
+        assert!(plain(&judged(1.3)).replace("\n            ", " ").contains("130 % of that rate, so measure again"));
+        let alone = plain(&report());
+        assert!(!alone.contains("T = ") && !alone.contains("that rate"), "{alone}");
+        let slow = MainStage { stage: Stage::Upload, seconds: 1.0, bytes_per_second: None };
+        let gpu = Report { main_stage: slow, device: "cuda:0".to_owned(), ..report() };
+        assert!(plain(&gpu).contains("43 % of it was uploading to the device\n") && plain(&gpu).contains("\nupload "));
+    }
+
+    #[test]
+    fn every_line_fits_80_columns() {
+        let fallbacks = vec![Fallback { what: "io_uring".to_owned(), why: "word ".repeat(60) }];
+        let mut long = Report { fallbacks, tensors: 12_291, names: 24_582, ..judged(0.5) };
+        long.device = "cuda:0".to_owned();
+        long.product = "NVIDIA ".repeat(20);
+        for stage in [Stage::Staging, Stage::SetUp, Stage::Reading] {
+            long.main_stage.stage = stage;
+            for line in plain(&long).lines() {
+                assert!(line.chars().count() <= wrap::COLUMNS, "{line}");
+            }
         }
     }
 
     #[test]
     fn a_view_and_a_load_of_nothing_claim_no_bandwidth() {
-        let none = Bound { bandwidth: 0.0, bound_by: Stage::SetUp, seconds: 0.0 };
+        let main_stage = MainStage { stage: Stage::SetUp, seconds: 2.31, bytes_per_second: None };
         let routes = Routes { view: 4_340_000_000, ..Routes::default() };
-        let view = Report { routes, estimate: none, stages: Stages::default(), engine: "none".to_owned(), ..report() };
-        assert!(
-            plain(&view).starts_with("mapped  4.34 GB (4.04 GiB) in 2.31 s  (246 tensors as views"),
-            "{}",
-            plain(&view)
-        );
-        assert!(plain(&view).contains("limit   none") && plain(&view).contains("files       on ext4, kernel"));
-        assert!(!plain(&view).contains("waiting") && !plain(&view).contains("engine"), "{}", plain(&view));
-        let empty = Report { bytes: 0, seconds: 0.0, gb_per_s: 0.0, ..report() };
-        assert!(plain(&empty).contains("limit   none"));
+        let (stages, engine) = (Stages::default(), "none".to_owned());
+        let view = Report { routes, main_stage, no_estimate: None, stages, engine, ..report() };
+        let found = plain(&view);
+        assert!(found.starts_with("mapped      4.34 GB (4.04 GiB) in 2.31 s (246 tensors as views;"), "{found}");
+        assert!(found.contains("limit       none") && found.contains("files       on ext4, kernel"));
+        assert!(!found.contains("waiting") && !found.contains("engine") && !found.contains("\ntime "), "{found}");
+        let empty = Report { bytes: 0, seconds: 0.0, gb_per_s: 0.0, no_estimate: None, ..report() };
+        assert!(plain(&empty).contains("limit       none"));
     }
 }

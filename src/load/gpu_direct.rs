@@ -289,7 +289,7 @@ mod tests {
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let casts = loader.casts(checkpoint, &selected).unwrap();
         let wanted = super::super::wanted(checkpoint, &casts, None).unwrap();
-        let (mut facts, _) = loader.facts(shards, &wanted).unwrap();
+        let (mut facts, ..) = loader.facts(shards, &wanted).unwrap();
         for _ in 0..2 {
             loader.try_gpu_direct(shards, &wanted, &mut facts, trial).unwrap();
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Prepared;
 use super::trace::Tracer;
 use crate::os;
-use crate::report::{Bound, Report, Routes, Stage, StageTime, Stages, Staging, best_rate};
+use crate::report::{MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
 use crate::source::{Fallback, Route};
 
 /// The lane of reads past the page cache, by its index.
@@ -20,9 +20,6 @@ pub(super) const GPU_DIRECT: usize = 2;
 /// Number of lanes.
 pub(super) const LANES: usize = 3;
 
-/// Bytes over which the best rate of a load is looked for, at least.
-const RATE_WINDOW_BYTES: u64 = 256 << 20;
-
 /// A share of the time from which on something is at work "most" of it.
 const MOSTLY: f64 = 0.75;
 
@@ -31,7 +28,7 @@ pub(super) struct Meter {
     started: Instant,
     pub(super) stages: Stages,
     routes: Routes,
-    samples: Vec<(f64, u64)>,
+    arrived: u64,
     first_read: Option<f64>,
     last_read: f64,
     first_upload: Option<f64>,
@@ -50,7 +47,7 @@ impl Meter {
             started,
             stages: Stages::default(),
             routes: Routes::default(),
-            samples: Vec::new(),
+            arrived: 0,
             first_read: None,
             last_read: 0.0,
             first_upload: None,
@@ -73,9 +70,7 @@ impl Meter {
 
     pub(super) fn read_began(&mut self) {
         if self.first_read.is_none() {
-            let now = self.now();
-            self.first_read = Some(now);
-            self.samples.push((now, 0));
+            self.first_read = Some(self.now());
         }
     }
 
@@ -97,6 +92,9 @@ impl Meter {
     }
 
     pub(super) fn upload_began(&mut self, bytes: u64) {
+        if !self.tracer.moves() {
+            return; // the null device drops the bytes
+        }
         let now = self.now();
         self.first_upload.get_or_insert(now);
         self.stages.upload.bytes += bytes;
@@ -108,6 +106,9 @@ impl Meter {
 
     /// An upload is over, also one that failed.
     pub(super) fn upload_ended(&mut self) {
+        if !self.tracer.moves() {
+            return;
+        }
         self.last_upload = self.now();
         self.uploads = self.uploads.saturating_sub(1);
         if self.uploads == 0 {
@@ -117,13 +118,18 @@ impl Meter {
 
     /// Notes that more bytes are there; returns how many there are now.
     pub(super) fn arrived(&mut self, bytes: u64) -> u64 {
-        let done = self.samples.last().map_or(0, |sample| sample.1) + bytes;
-        self.samples.push((self.now(), done));
-        done
+        self.arrived += bytes;
+        self.arrived
     }
 
     #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
-    pub(super) fn report(mut self, prepared: &Prepared, run_seconds: f64, fallbacks: Vec<Fallback>) -> Report {
+    pub(super) fn report(
+        mut self,
+        prepared: &Prepared,
+        run_seconds: f64,
+        staging: Staging,
+        fallbacks: Vec<Fallback>,
+    ) -> Report {
         let plan = &prepared.plan;
         let bytes = plan.tensor_bytes();
         let seconds = prepared.open_seconds + prepared.plan_seconds + run_seconds;
@@ -134,22 +140,21 @@ impl Meter {
         self.stages.reading.seconds = self.lanes.iter().copied().fold(0.0, f64::max);
         let waited = self.stages.wait_read.seconds + self.stages.wait_upload.seconds;
         self.stages.bookkeeping.seconds = (run_seconds - self.stages.allocate.seconds - waited).max(0.0);
-        let bound_by = self.bound_by(prepared, seconds);
-        let bandwidth = best_rate(&self.samples, RATE_WINDOW_BYTES).unwrap_or_else(|| self.rate_of(bound_by));
-        // What arrives is what is in the files, whatever becomes of it where it lands.
-        let least = if bandwidth > 0.0 { self.stages.read.bytes as f64 / bandwidth } else { 0.0 };
+        let main_stage = self.main_stage(staging);
         Report {
             bytes,
             tensors: plan.tensors(),
             names: plan.names(),
             seconds,
             gb_per_s: bytes as f64 / seconds.max(f64::MIN_POSITIVE) / 1e9,
-            estimate: Bound { bandwidth, bound_by, seconds: least },
-            efficiency: (least / seconds.max(f64::MIN_POSITIVE)).min(1.0),
+            main_stage,
+            estimate: None,
+            efficiency: None,
+            no_estimate: None,
             stages: self.stages,
             routes: self.routes,
             cache: prepared.cache,
-            staging: Staging::default(),
+            staging,
             peak_host_bytes: os::peak_resident_bytes().unwrap_or(0),
             cpu_seconds: 0.0,
             setup_seconds: 0.0,
@@ -162,52 +167,64 @@ impl Meter {
         }
     }
 
-    /// How fast bytes went through a stage, over all the time that it took; through one without bytes of its own: how fast they
-    /// were read. For loads that are too small for a window.
+    /// The stage that took most of the time, for how long, and at which rate.
     #[allow(clippy::cast_precision_loss)] // rates have no use for the 54th bit
-    fn rate_of(&self, stage: Stage) -> f64 {
+    fn main_stage(&self, staging: Staging) -> MainStage {
         let stages = &self.stages;
-        let (bytes, seconds) = match stage {
-            Stage::Upload => (stages.upload.bytes, stages.uploading.seconds),
+        let stage = self.busiest(staging);
+        let (seconds, bytes) = match stage {
+            Stage::Upload => (stages.uploading.seconds, stages.upload.bytes),
             // Threads that convert at once add up to more than the time in which they do.
-            Stage::Kernels => (stages.kernels.bytes, stages.kernels.seconds.min(stages.uploading.seconds)),
-            _ => (stages.read.bytes, stages.read.seconds),
+            Stage::Kernels => (stages.kernels.seconds.min(stages.uploading.seconds), stages.kernels.bytes),
+            Stage::Headers => (stages.open.seconds, 0),
+            Stage::Planning => (stages.plan.seconds, 0),
+            Stage::SetUp => (stages.allocate.seconds, 0),
+            Stage::Bookkeeping => (stages.bookkeeping.seconds, 0),
+            Stage::Staging => (self.span(), stages.stage.bytes),
+            _ => (stages.reading.seconds, stages.read.bytes),
         };
-        bytes as f64 / seconds.max(f64::MIN_POSITIVE)
+        let rate = bytes as f64 / seconds.max(f64::MIN_POSITIVE);
+        MainStage { stage, seconds, bytes_per_second: (bytes > 0 && seconds > 0.0).then_some(rate) }
     }
 
-    /// Names the stage that took the time.
-    fn bound_by(&self, prepared: &Prepared, seconds: f64) -> Stage {
+    /// Names that stage. Reads and uploads overlap: of the two it is the one that the loop waited for longer.
+    fn busiest(&self, staging: Staging) -> Stage {
         let stages = &self.stages;
-        let set_up = stages.open.seconds + stages.plan.seconds + stages.allocate.seconds;
-        if set_up > seconds / 2.0 {
-            let parts = [
-                (Stage::Headers, stages.open.seconds),
-                (Stage::Planning, stages.plan.seconds),
-                (Stage::SetUp, stages.allocate.seconds),
-            ];
-            return parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Stage::SetUp, |part| part.0);
+        // The loop does one thing after the other, so these parts and its waits add up to the whole.
+        let parts = [
+            (Stage::Headers, stages.open.seconds),
+            (Stage::Planning, stages.plan.seconds),
+            (Stage::SetUp, stages.allocate.seconds),
+            (Stage::Bookkeeping, stages.bookkeeping.seconds),
+        ];
+        let waited = stages.wait_read.seconds + stages.wait_upload.seconds;
+        let longest = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((stage, _)) = longest.filter(|(_, seconds)| *seconds > waited) {
+            return stage;
         }
-        if stages.bookkeeping.seconds > seconds / 2.0 {
-            return Stage::Bookkeeping;
-        }
-        if self.is_alternating() {
+        if self.is_alternating(staging) {
             return Stage::Staging;
         }
         if stages.wait_upload.seconds > stages.wait_read.seconds {
             let converts = stages.kernels.seconds > stages.uploading.seconds * MOSTLY;
             return if converts { Stage::Kernels } else { Stage::Upload };
         }
-        let through_cache = self.routes.buffered + self.routes.mapped;
-        let was_cold = prepared.cache.resident_before < through_cache / 2;
-        let past_cache = self.lanes[DIRECT].max(self.lanes[GPU_DIRECT]);
-        if past_cache >= self.lanes[CACHED] || was_cold { Stage::Storage } else { Stage::PageCache }
+        Stage::Reading
+    }
+
+    /// Seconds from the first read to the last read or upload.
+    fn span(&self) -> f64 {
+        self.first_read.map_or(0.0, |first| self.last_upload.max(self.last_read) - first)
     }
 
     /// Whether most bytes went through staging and neither readers nor uploads were at work most of that time.
-    fn is_alternating(&self) -> bool {
+    /// With a buffer for each of a few transfers they have not: nothing waited for a buffer.
+    fn is_alternating(&self, staging: Staging) -> bool {
+        if self.stages.stage.bytes <= (staging.count as u64).saturating_mul(staging.bytes as u64) {
+            return false;
+        }
         let stages = &self.stages;
-        let span = self.first_read.map_or(0.0, |first| self.last_upload.max(self.last_read) - first);
+        let span = self.span();
         let staged = stages.stage.bytes > stages.read.bytes / 2;
         staged && stages.reading.seconds.max(stages.uploading.seconds) < span * MOSTLY
     }

@@ -4,11 +4,13 @@
 //! staging buffers to a [`Stream`] and gets them back free. Ownership of the buffers and regions moves in and comes back;
 //! that is the whole concurrency model. `files` opens late and closes early, `gpu_direct` asks whether the device reads files
 //! itself, `loading` hands out tensors before the end, `scales` reads what quantised weights are multiplied by, `meter` keeps
-//! time, `options` is what `load` may be told, `profile` reads options from a file, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing
+//! time, `limits` compares with what was measured before, `options` is what `load` may be told, `profile` reads options from a
+//! file, `trace` tells what happened when (`spans` tells the `tracing` crate). Nothing
 //! here knows a file system, a format or a device by name, and nothing here copies bytes.
 
 mod files;
 mod gpu_direct;
+mod limits;
 mod loading;
 mod meter;
 mod options;
@@ -26,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+pub use limits::{LimitPlace, LimitRates, MeasuredLimit, MeasuredLimits, machine_digest};
 pub use loading::Loading;
 pub use options::{Options, Progress};
 pub use profile::{MOST_AT_ONCE, Profile};
@@ -37,6 +40,7 @@ pub(crate) use files::open_same;
 
 use files::Files;
 use gpu_direct::{Consent, TRIAL};
+use limits::Passed;
 use loading::{Ending, Readiness};
 use meter::Meter;
 use run::Run;
@@ -76,6 +80,8 @@ pub struct TransferOptions {
     pub cancel: Cancel,
     /// Is told how far the load is.
     pub observer: Option<Arc<dyn Observer>>,
+    /// What the stages of a load can do here, as measured before: the report then has T = S / B. `None`: it has none.
+    pub limits: Option<Arc<MeasuredLimits>>,
 }
 
 /// What becomes of floating-point tensors. Others are left as they are; quantised weights are multiplied by the scales that lie
@@ -126,6 +132,8 @@ pub struct Prepared {
     pub cache: Cache,
     /// The file system of the first file.
     pub file_system: String,
+    /// Its device number, as `259:1`.
+    pub volume: String,
     /// Seconds that opening the checkpoint took; the caller may set it, so that the report counts it.
     pub open_seconds: f64,
     /// Seconds that selecting and planning took.
@@ -288,7 +296,7 @@ impl Loader {
         checkpoint.require_known_dtypes(selected)?;
         let casts = self.casts(checkpoint, selected)?;
         let wanted = wanted(checkpoint, &casts, places)?;
-        let (mut facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
+        let (mut facts, file_system, volume) = self.facts(checkpoint.shards(), &wanted)?;
         match self.options.route {
             _ if places.is_some() => {} // the places decide, not the residues of the file
             RouteChoice::GpuDirect => self.ask_gpu_direct(checkpoint.shards(), &mut facts)?,
@@ -304,7 +312,7 @@ impl Loader {
         let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
-        Ok(Prepared { plan, cache, file_system, open_seconds: 0.0, plan_seconds })
+        Ok(Prepared { plan, cache, file_system, volume, open_seconds: 0.0, plan_seconds })
     }
 
     /// Carries a plan out.
@@ -369,7 +377,7 @@ impl Loader {
         if let Some(observer) = &self.options.observer {
             observer.planned(plan);
         }
-        let tracer = Tracer::new(self.options.observer.clone(), prepared);
+        let tracer = Tracer::new(self.options.observer.clone(), prepared, self.device.limits());
         tracer.prepared(prepared);
         let set_up = Instant::now();
         let cpu_before = os::cpu_seconds().total();
@@ -377,6 +385,7 @@ impl Loader {
         let setup_seconds = set_up.elapsed().as_secs_f64();
         tracer.step("set_up", Span::since(set_up));
         let allocating = Instant::now();
+        let fresh = arena.is_none();
         let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
         let (regions, written) = self.get_ready(checkpoint.shards(), plan, arena, &mut engine)?;
         if let Some(readiness) = readiness {
@@ -398,13 +407,14 @@ impl Loader {
         }
         let overflows = self.judge_overflows(plan, ran?)?;
         let tensors = tensors(plan, &written)?;
-        let mut report = meter.report(prepared, seconds, self.fallbacks.list());
+        let mut report = meter.report(prepared, seconds, staging, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
         report.cpu_seconds = os::cpu_seconds().total() - cpu_before;
         report.device = self.device.name();
         report.product = self.device.product().unwrap_or_default();
         report.engine = engine_name.to_owned();
-        report.staging = staging;
+        let passed = Passed { keeps: self.device.limits().keeps, fresh };
+        limits::judge(&mut report, self.options.limits.as_deref(), prepared, &*self.device, &passed);
         let warnings = checkpoint.warnings().iter().cloned().chain(overflows).collect();
         Ok(Loaded { tensors, report, warnings })
     }
@@ -489,15 +499,15 @@ impl Loader {
         self.options.staging.unwrap_or(Staging { count, bytes })
     }
 
-    /// What the plan must know of each file that a selected tensor lies in.
-    fn facts(&self, shards: &[Shard], wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String)> {
+    /// What the plan must know of each file that a selected tensor lies in; the file system of the first one and its device number.
+    fn facts(&self, shards: &[Shard], wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String, String)> {
         let mut used = vec![false; shards.len()];
         for run in wanted.iter().flat_map(|tensor| &tensor.runs) {
             if let Some(used) = used.get_mut(run.shard as usize) {
                 *used = true;
             }
         }
-        let mut file_system = String::new();
+        let (mut file_system, mut volume) = (String::new(), String::new());
         let mut facts = Vec::with_capacity(shards.len());
         for (shard, used) in shards.iter().zip(used) {
             if !used {
@@ -507,10 +517,11 @@ impl Loader {
             let file = open_same(&*self.storage, shard, &self.fallbacks)?;
             if file_system.is_empty() {
                 file_system.clone_from(&file.file_system().name);
+                volume = os::device_number(file.identity().device);
             }
             facts.push(self.facts_of(shard, &*file));
         }
-        Ok((facts, file_system))
+        Ok((facts, file_system, volume))
     }
 
     /// The limits of a source, with reads as long as was asked for.

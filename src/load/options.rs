@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Cancel, Convert, Observer, TraceEvent, TransferOptions};
+use super::{Cancel, Convert, MeasuredLimits, Observer, TraceEvent, TransferOptions};
 use crate::checkpoint::{OpenOptions, Selection};
 use crate::device::{CpuDevice, Device};
 use crate::plan::{LoadPlan, RouteChoice};
@@ -57,11 +57,13 @@ pub struct Options {
     pub read_bytes: Option<u64>,
     /// Uploads that are worked on side by side; see [`TransferOptions::lanes`].
     pub lanes: Option<usize>,
+    /// What the report compares the load with; see [`TransferOptions::limits`].
+    pub limits: Option<Arc<MeasuredLimits>>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        let TransferOptions { route, staging, queue, read_bytes, lanes, convert, cancel, observer } =
+        let TransferOptions { route, staging, queue, read_bytes, lanes, convert, cancel, observer, limits } =
             TransferOptions::default();
         Options {
             device: Arc::new(CpuDevice::new()),
@@ -76,6 +78,7 @@ impl Default for Options {
             queue,
             read_bytes,
             lanes,
+            limits,
         }
     }
 }
@@ -92,6 +95,7 @@ impl Options {
             convert: self.convert,
             cancel: self.cancel.clone(),
             observer: self.told(),
+            limits: self.limits.clone(),
         }
     }
 

@@ -154,7 +154,7 @@ impl Profile {
 }
 
 /// Whether there is a list anywhere; the parser has bounded how deep.
-fn has_list(value: &Value) -> bool {
+pub(super) fn has_list(value: &Value) -> bool {
     match value {
         Value::Array(_) => true,
         Value::Object(members) => members.values().any(has_list),

@@ -294,15 +294,8 @@ impl<'a> Run<'a> {
 
     fn trace_upload(&self, index: usize, span: Span, uploaded: &Result<Uploaded>) {
         let Some(transfer) = self.plan.transfers.get(index) else { return };
-        let tracer = &self.meter.tracer;
-        let Ok(uploaded) = uploaded else {
-            return tracer.transfer(TraceLane::Upload, "failed_upload", span, transfer, 0);
-        };
-        tracer.transfer(TraceLane::Upload, "upload", span, transfer, transfer.len);
-        if uploaded.convert_seconds > 0.0 {
-            let converting = span.last(uploaded.convert_seconds);
-            tracer.transfer(TraceLane::Upload, "convert", converting, transfer, converted_bytes(transfer));
-        }
+        let converted = uploaded.as_ref().ok().map(|uploaded| (uploaded.convert_seconds, converted_bytes(transfer)));
+        self.meter.tracer.moved(span, transfer, converted);
     }
 
     fn note_conversion(&mut self, transfer: usize, uploaded: &Uploaded) {

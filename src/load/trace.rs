@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Observer, Prepared};
+use crate::device::DeviceLimits;
 use crate::extent::ShardIndex;
 use crate::plan::Transfer;
 use crate::source::Route;
@@ -23,6 +24,8 @@ pub enum TraceLane {
     Reader(Route),
     /// One of the staging buffers on its way to the device.
     Upload,
+    /// One of the staging buffers whose bytes are copied to their place in host memory.
+    Copy,
 }
 
 /// Something that took time, once it is over.
@@ -32,7 +35,8 @@ pub struct TraceEvent {
     pub lane: TraceLane,
     /// With what. The loop: `open`, `plan`, `set_up`, `allocate`, `wait_read`, `wait_upload`, as the report's stages are
     /// called. Readers: `read`, or `failed_read`, which brought nothing. Uploads: `upload`, `failed_upload`, and `convert`
-    /// for the part of an upload that its conversion took (how long is known, when is not: it is put at the end).
+    /// for the part of an upload that its conversion took (how long is known, when is not: it is put at the end). Copies to host
+    /// memory: `copy`, `failed_copy` and `convert` likewise. The null device drops what it gets: it has neither.
     pub name: &'static str,
     /// From the start of the load. Opening and planning were before it: they are put right before the rest.
     pub start: Duration,
@@ -65,6 +69,7 @@ impl fmt::Display for TracePlace {
             TraceLane::Reader(Route::Mapped) => write!(f, "reader {number}, mapped"),
             TraceLane::Reader(Route::GpuDirect) => write!(f, "reader {number}, gpu-direct"),
             TraceLane::Upload => write!(f, "upload {number}"),
+            TraceLane::Copy => write!(f, "copy {number}"),
             TraceLane::Loop => f.write_str("loop"),
         }
     }
@@ -133,18 +138,56 @@ pub(super) struct Tracer {
     began: Instant,
     /// What was before `began`: opening and planning.
     lead: Duration,
+    /// What becomes of staging buffers.
+    moves: Moves,
+}
+
+/// What a device does with a staging buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    /// Sends it to memory of its own.
+    Upload,
+    /// Copies it within host memory.
+    Copy,
+    /// Drops it.
+    Nothing,
 }
 
 impl Tracer {
     /// A load that begins now.
-    pub(super) fn new(observer: Option<Arc<dyn Observer>>, prepared: &Prepared) -> Tracer {
+    pub(super) fn new(observer: Option<Arc<dyn Observer>>, prepared: &Prepared, device: DeviceLimits) -> Tracer {
         let lead = seconds_of(prepared.open_seconds) + seconds_of(prepared.plan_seconds);
-        Tracer { observer, began: Instant::now(), lead }
+        let moves = match device {
+            DeviceLimits { keeps: false, .. } => Moves::Nothing,
+            DeviceLimits { host_visible: true, .. } => Moves::Copy,
+            _ => Moves::Upload,
+        };
+        Tracer { observer, began: Instant::now(), lead, moves }
     }
 
     /// For a load of no consequence.
     pub(super) fn silent() -> Tracer {
-        Tracer { observer: None, began: Instant::now(), lead: Duration::ZERO }
+        Tracer { observer: None, began: Instant::now(), lead: Duration::ZERO, moves: Moves::Upload }
+    }
+
+    /// Whether staging buffers go anywhere.
+    pub(super) fn moves(&self) -> bool {
+        self.moves != Moves::Nothing
+    }
+
+    /// Tells that a staging buffer has gone where it had to, or that it could not; the last `convert_seconds` were a conversion of
+    /// `converted` bytes.
+    pub(super) fn moved(&self, span: Span, transfer: &Transfer, outcome: Option<(f64, u64)>) {
+        let (lane, name, failed) = match self.moves {
+            Moves::Upload => (TraceLane::Upload, "upload", "failed_upload"),
+            Moves::Copy => (TraceLane::Copy, "copy", "failed_copy"),
+            Moves::Nothing => return,
+        };
+        let Some((convert_seconds, converted)) = outcome else { return self.transfer(lane, failed, span, transfer, 0) };
+        self.transfer(lane, name, span, transfer, transfer.len);
+        if convert_seconds > 0.0 {
+            self.transfer(lane, "convert", span.last(convert_seconds), transfer, converted);
+        }
     }
 
     /// Tells of what was done before the load.

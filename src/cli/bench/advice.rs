@@ -8,6 +8,9 @@ use super::words;
 /// A load that reaches more than this of T was faster than it by more than measurements differ.
 pub(super) const FASTER: f64 = 1.1;
 
+/// One that reaches less was slower than its limit explains.
+const SLOWER: f64 = 0.9;
+
 /// One sentence for each state of the report, in its order.
 pub(crate) fn of(report: &BenchReport) -> Vec<(CacheState, String)> {
     report.states.iter().map(|state| (state.state, for_state(report, state))).collect()
@@ -20,9 +23,15 @@ fn for_state(report: &BenchReport, state: &State) -> String {
     match state.verdict.reason {
         Some(reason) => for_reason(state, reason),
         None if state.verdict.reached > FASTER => {
-            let percent = text::percent(state.verdict.reached);
             format!(
-                "the loads were faster than predicted ({percent} of T): the limits were measured at a slower moment, so measure again on a quiet machine or with more --rounds"
+                "the loads were faster than predicted ({} times T): the limits were measured at a slower moment, so measure again on a quiet machine or with more --rounds",
+                words::factor(1.0 / state.verdict.reached)
+            )
+        }
+        None if state.verdict.reached < SLOWER => {
+            format!(
+                "the loads took {} times T, and no stage explains it: repeat it on a quiet machine or with more --rounds before changing anything",
+                words::factor(1.0 / state.verdict.reached)
             )
         }
         None => format!("{}: {}", limit(state), remedy(report, state)),
@@ -250,6 +259,8 @@ mod tests {
         };
         assert!(warm.contains("not warm"), "{warm}");
         let faster = advice(|report| report.states[0].verdict.reached = 1.2);
-        assert!(faster.contains("120 % of T") && faster.contains("--rounds"), "{faster}");
+        let slower = advice(|report| report.states[0].verdict.reached = 0.5);
+        assert!(slower.contains("2.00 times T, and no stage explains it"), "{slower}");
+        assert!(faster.contains("0.83 times T") && faster.contains("--rounds"), "{faster}");
     }
 }

@@ -27,6 +27,7 @@ use vramp::load::TransferOptions;
 
 use super::args::{BenchArgs, RouteArg};
 use super::interrupt::Interrupt;
+use super::limits::Keeper;
 use super::options;
 use super::output::{Failure, Output};
 use super::whole_file::WholeFile;
@@ -40,6 +41,7 @@ struct Files {
     csv: Option<WholeFile>,
     html: Option<WholeFile>,
     profile: Option<WholeFile>,
+    limits: Keeper,
 }
 
 /// What was found out.
@@ -74,12 +76,14 @@ pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Re
     let files = Files::of(args)?;
     let checkpoint = Checkpoint::open_with(&args.path, &options::open(&args.how))?;
     files.spare(&checkpoint)?;
-    let found = measure(args, output, interrupt)?;
+    let mut found = measure(args, output, interrupt)?;
+    let kept = files.limits.keep(found.report.limits.as_ref());
+    let kept = kept.map(|unkept| found.report.warnings.extend(unkept));
     output.warnings(&found.report.warnings);
     let written = files.write(&found);
     // What was found comes first, also when a file could not be written.
     if output.json { output.json(&answer(&found.report, found.tuning.as_ref())) } else { output.text(&said(&found)) }?;
-    written
+    written.and(kept)
 }
 
 fn said(found: &Found) -> String {
@@ -155,6 +159,7 @@ impl Files {
             csv: place(&args.csv, "--csv", "samples")?,
             html: place(&args.html, "--html", "report")?,
             profile: place(&args.save_profile, "--save-profile", "profile")?,
+            limits: Keeper::to(args.limits.as_deref())?,
         };
         files.all().try_for_each(|file| file.spare_input("--profile", args.transfer.profile.as_deref()))?;
         let all: Vec<&WholeFile> = files.all().collect();
@@ -165,7 +170,7 @@ impl Files {
     }
 
     fn all(&self) -> impl Iterator<Item = &WholeFile> {
-        [&self.csv, &self.html, &self.profile].into_iter().flatten()
+        [self.csv.as_ref(), self.html.as_ref(), self.profile.as_ref(), self.limits.named()].into_iter().flatten()
     }
 
     /// Refuses to write over what is about to be loaded.

@@ -8,7 +8,7 @@ use vramp::bench::{
 };
 use vramp::fallback::Fallback;
 use vramp::load::Profile;
-use vramp::report::{Bound, Cache, Report, Routes, Stage, StageTime, Stages, Staging};
+use vramp::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
 
 const BYTES: u64 = 512 << 20;
 const READ: u64 = 8 << 20;
@@ -38,9 +38,12 @@ pub(crate) fn report() -> BenchReport {
             loaded_bytes: BYTES,
             loaded_tensors: 246,
             part: None,
+            runs: 1,
+            unlike: 0.0,
         },
         stages: stages(),
         states: vec![cold, state(CacheState::Warm, &[(BenchStage::PageCacheToFresh, 8e9)])],
+        limits: None,
         warnings: vec!["2 cores are shared with \"others\"".to_owned()],
         fallbacks: vec![Fallback { what: "io_uring".to_owned(), why: "refused: <EPERM>".to_owned() }],
     }
@@ -154,8 +157,10 @@ fn load(seconds: f64, rate: f64) -> Load {
         names: 246,
         seconds,
         gb_per_s: BYTES as f64 / seconds / 1e9,
-        estimate: Bound { bandwidth: rate, bound_by: Stage::Storage, seconds },
-        efficiency: 0.98,
+        main_stage: MainStage { stage: Stage::Reading, seconds, bytes_per_second: Some(rate) },
+        estimate: None,
+        efficiency: None,
+        no_estimate: None,
         stages: Stages { read, ..Stages::default() },
         routes: Routes { direct: BYTES, ..Routes::default() },
         cache: Cache { resident_before: 0, file_bytes: BYTES },

@@ -5,9 +5,13 @@ use vramp::bench::{BenchReport, Ceiling, Spread, StageBench, State};
 
 use super::super::report::efficiency_style;
 use super::super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
+use super::super::wrap::{self, line};
 use super::{advice, words};
 
-/// The whole report.
+/// Columns of a setting, so that the table fits.
+const SETTING: usize = 32;
+
+/// The whole report, in 80 columns.
 pub(crate) fn text(report: &BenchReport) -> String {
     let mut out = head(report);
     for (state, (_, advice)) in report.states.iter().zip(advice::of(report)) {
@@ -22,10 +26,6 @@ pub(crate) fn text(report: &BenchReport) -> String {
         out.push_str(&line("fallback", &format!("{}: {}", text::escape(&fallback.what), text::escape(&fallback.why))));
     }
     out
-}
-
-fn line(name: &str, value: &str) -> String {
-    format!("{name:<12}{value}\n")
 }
 
 fn head(report: &BenchReport) -> String {
@@ -46,22 +46,25 @@ fn head(report: &BenchReport) -> String {
 
 /// One state: what was predicted, what came of it, by which stages, and what to change.
 fn of_state(state: &State, advice: &str) -> String {
-    let name = text::styled(BOLD, format!("{:<12}", words::state(state.state)));
-    format!("{name}{}{}{}{}{}", predicted(state), took(state), proved(state), ceilings(state), line("advice", advice))
+    let name = text::styled(BOLD, words::state(state.state));
+    let (predicted, ceilings) = (line(&name, &predicted(state)), ceilings(state));
+    format!("{predicted}{}{}{ceilings}{}", took(state), proved(state), line("advice", advice))
 }
 
 fn predicted(state: &State) -> String {
     let prediction = &state.prediction;
     let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
     let before = text::seconds(prediction.before_seconds);
-    format!("T = {} by {limit}, {before} of opening and planning included\n", text::seconds(prediction.seconds))
+    let seconds = text::seconds(prediction.seconds);
+    format!("T = {seconds} is predicted: {limit}, and {before} of opening and planning")
 }
 
 fn took(state: &State) -> String {
     let Some(spread) = state.seconds() else { return line("loads", "none") };
-    let reached = text::styled(efficiency_style(state.verdict.reached), text::percent(state.verdict.reached));
+    let factor = text::styled(efficiency_style(state.verdict.reached), words::times_predicted(state));
     let loads = state.loads.len();
-    let took = format!("{}, median of {loads}; reached {reached} of T", words::spread(spread, text::seconds));
+    let rate = words::load_rate(state).map_or(String::new(), |rate| format!(", {}", text::rate(rate)));
+    let took = format!("{}, median of {loads}{rate}: {factor}", words::spread(spread, text::seconds));
     line("loads", &took) + &line("set-up", &setup(state))
 }
 
@@ -81,15 +84,15 @@ fn proved(state: &State) -> String {
 /// Each stage that the load passes: what it can do, and what it did.
 fn ceilings(state: &State) -> String {
     let [left, right] = [Align::Left, Align::Right];
-    let mut table = Table::new(&[left, right, right, right, right, left, left]);
-    table.heading(["stage", "limit", "in the load", "of it", "seconds", "best setting", ""]);
+    let mut table = Table::new(&[left, right, right, right, right, left]);
+    table.heading(["stage", "limit", "in the load", "of it", "takes", ""]);
     for ceiling in &state.ceilings {
         table.styled_row(row(state, ceiling));
     }
     table.render()
 }
 
-fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 7] {
+fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 6] {
     let plain = Style::new();
     let within = words::reached_in_load(state, ceiling);
     let share = within.map(|within| within / ceiling.bytes_per_second.max(f64::MIN_POSITIVE));
@@ -100,19 +103,20 @@ fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 7] {
         (plain, within.map_or("-".to_owned(), text::rate)),
         (share.filter(|_| is_limit).map_or(plain, efficiency_style), share.map_or(String::new(), text::percent)),
         (plain, text::seconds(ceiling.seconds)),
-        (DIM, words::setting(&ceiling.setting)),
         (WARN, if is_limit { "the limit".to_owned() } else { String::new() }),
     ]
 }
 
 /// What each stage did on its own, at the best of the settings that were tried.
 fn alone(stages: &[StageBench]) -> String {
-    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left, Align::Left]);
-    table.heading(["stage alone", "tried", "best: median [least … most]", "at"]);
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Left]);
+    table.heading(["stage alone", "median [least … most]", "at its best setting"]);
     for (stage, trial) in stages.iter().filter_map(|stage| Some((stage, stage.best()?))) {
         let best = words::samples(&trial.samples).unwrap_or_default();
-        let (name, tried) = (words::stage(stage.stage).to_owned(), stage.trials.len().to_string());
-        table.row([name, tried, best, words::setting(&trial.setting)]);
+        let setting = words::setting(&trial.setting);
+        let plain = Style::new();
+        let (name, setting) = (words::stage(stage.stage).to_owned(), wrap::shortened(&setting, SETTING).into_owned());
+        table.styled_row([(plain, name), (plain, best), (DIM, setting)]);
     }
     let skipped = words::skipped(stages);
     let skipped = skipped.iter().map(|(names, why)| line("skipped", &format!("{names}: not measured alone ({why})")));
@@ -133,26 +137,30 @@ mod tests {
         let mut report = sample::report();
         report.subject.path = "models/llama".into();
         let expected = "\
-checkpoint  llama: S = 537 MB (512 MiB), 246 tensors in 3 shards
+checkpoint  llama: S = 537 MB (512 MiB), 246 tensors in 3 files
 device      cpu
 machine     Some Processor, 2 cores, 16 GiB of memory, ext4 on kernel 6.18.44
 
-cold        T = 270 ms by storage at 2.00 GB/s, 2.00 ms of opening and planning included
-loads       276 ms [274 ms … 295 ms], median of 5; reached 98 % of T
-set-up      3.00 ms for threads and staging, not in the time above; 279 ms with it
-page cache  proved: 0 % of the files in the page cache before the loads (each page asked by mincore)
-stage                      limit  in the load  of it  seconds  best setting
-storage                2.00 GB/s    1.96 GB/s   98 %   268 ms  O_DIRECT, io_uring, 16 × 8 MiB  the limit
-cache to fresh memory  8.00 GB/s            -         67.1 ms  O_DIRECT, io_uring, 16 × 8 MiB
+cold        T = 270 ms is predicted: storage at 2.00 GB/s, and 2.00 ms of
+            opening and planning
+loads       276 ms [274 ms … 295 ms], median of 5, 1.95 GB/s: 1.02 times T
+set-up      3.00 ms for threads and staging, not in the time above; 279 ms with
+            it
+page cache  proved: 0 % of the files in the page cache before the loads (each
+            page asked by mincore)
+stage                      limit  in the load  of it    takes
+storage                2.00 GB/s    1.96 GB/s   98 %   268 ms  the limit
+cache to fresh memory  8.00 GB/s            -         67.1 ms
 ";
         let found = plain(&report);
         assert!(found.starts_with(expected), "{found}");
         assert!(found.contains("\nadvice      the limit is storage"), "{found}");
-        assert!(
-            found.contains("\nskipped     upload: not measured alone (the device's memory is the host's)\n"),
-            "{found}"
-        );
-        assert!(found.contains("\ndriver's context      1  120 ms"), "{found}");
+        let skipped = "\nskipped     upload: not measured alone (the device's memory is the host's)\n";
+        assert!(found.contains(skipped) && found.contains("\ndriver's context  120 ms "), "{found}");
+        let own = "storage           2.00 GB/s [1.96 … 2.06]  O_DIRECT, io_uring, 16 × 8 MiB\n";
+        assert!(found.contains(own), "{found}");
+        let wide = found.lines().find(|line| line.chars().count() > wrap::COLUMNS);
+        assert_eq!(wide, None, "{found}");
     }
 
     #[test]

@@ -6,11 +6,14 @@ use vramp::bench::{Spread, TuneTrial, Tuning};
 use vramp::load::Profile;
 
 use super::super::text::{self, Align, BOLD, GOOD, Table};
+use super::super::wrap::line;
 
 /// The whole.
 pub(crate) fn text(tuning: &Tuning) -> String {
-    let mut out = format!("{}{}\n", text::styled(BOLD, format!("{:<12}", "tuning")), verdict(tuning));
-    out.extend(compared(tuning).map(|[state, usual, tuned]| format!("{state:<12}{usual} before, {tuned} with them\n")));
+    let mut out = line(&text::styled(BOLD, "tuning"), &verdict(tuning));
+    out.extend(
+        compared(tuning).map(|[state, usual, tuned]| line(&state, &format!("{usual} before, {tuned} with them"))),
+    );
     if !tuning.trials.is_empty() {
         let mut table = Table::new(&[Align::Left, Align::Right, Align::Right, Align::Left]);
         table.heading(HEADS);
@@ -19,10 +22,10 @@ pub(crate) fn text(tuning: &Tuning) -> String {
             let plain = anstyle::Style::new();
             table.styled_row([(plain, what), (plain, look), (plain, confirmed), (GOOD, kept)]);
         }
-        out.push_str(&format!("{:<12}{MEANING}\n", ""));
+        out.push_str(&line("", MEANING));
         out.push_str(&table.render());
     }
-    out.extend(not_reached(tuning).map(|values| format!("{:<12}{values}\n", "no time for")));
+    out.extend(not_reached(tuning).map(|values| line("no time for", &values)));
     out
 }
 
@@ -105,9 +108,11 @@ mod tests {
     fn what_was_found_is_said_with_its_gain_and_nothing_is_promised_of_nothing() {
         let found = anstream::adapter::strip_str(&text(&sample::tuning())).to_string();
         let expected = "\
-tuning      2 values tried in 30.0 s (1 more: the time was up): loads take 90 % of the time with read_bytes = 8 MiB
+tuning      2 values tried in 30.0 s (1 more: the time was up): loads take 90 %
+            of the time with read_bytes = 8 MiB
 cold        200 ms [190 ms … 210 ms] before, 180 ms [170 ms … 190 ms] with them
-            each value: the time with it, as a share of that with the best so far (at first the defaults): less is better
+            each value: the time with it, as a share of that with the best so
+            far (at first the defaults): less is better
 tried                 one pair  several pairs
 direct_depth = 2         112 %
 read_bytes = 8388608      88 %           90 %  kept
@@ -117,7 +122,8 @@ no time for lanes = 4
         let (trials, not_reached) = (Vec::new(), Vec::new());
         let none = Tuning { profile: Profile::new("cpu", "ext4"), trials, not_reached, ..sample::tuning() };
         let found = anstream::adapter::strip_str(&text(&none)).to_string();
-        assert_eq!(found, "tuning      0 values tried in 30.0 s: none is clearly better than the defaults\n");
+        let expected = "tuning      0 values tried in 30.0 s: none is clearly better than the defaults\n";
+        assert_eq!(found, expected);
     }
 
     #[test]

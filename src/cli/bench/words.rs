@@ -2,6 +2,8 @@
 
 use vramp::bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, StageBench, State};
 
+use vramp::report::utc;
+
 use super::super::text;
 
 /// A stage in words.
@@ -79,10 +81,39 @@ pub(crate) fn limit(of: BenchStage, bytes_per_second: f64) -> String {
     format!("{}{at}", stage(of))
 }
 
+/// `2.00 GB/s [1.96 … 2.06]`: a spread whose unit is that of its median, where all three have that unit.
+fn spread_in_unit(spread: Spread, of: impl Fn(f64) -> String) -> String {
+    let parts = [spread.median, spread.min, spread.max].map(of);
+    let split: Option<Vec<(&str, &str)>> = parts.iter().map(|part| part.split_once(' ')).collect();
+    match split.as_deref() {
+        _ if spread.min == spread.max => parts[0].clone(),
+        Some([median, min, max]) if min.1 == median.1 && max.1 == median.1 => {
+            format!("{} [{} … {}]", parts[0], min.0, max.0)
+        }
+        _ => format!("{} [{} … {}]", parts[0], parts[1], parts[2]),
+    }
+}
+
+/// `1.02 times T`: the time of the median load by the predicted one.
+pub(crate) fn times_predicted(state: &State) -> String {
+    format!("{} times T", factor(state.verdict.seconds / state.prediction.seconds.max(f64::MIN_POSITIVE)))
+}
+
+/// `1.02`, `12.3`.
+pub(crate) fn factor(factor: f64) -> String {
+    if factor < 9.995 { format!("{factor:.2}") } else { format!("{factor:.1}") }
+}
+
+/// The rate of the median load in bytes per second.
+pub(crate) fn load_rate(state: &State) -> Option<f64> {
+    let bytes = state.median_load()?.report.bytes;
+    (bytes > 0 && state.verdict.seconds > 0.0).then(|| text::as_f64(bytes) / state.verdict.seconds)
+}
+
 /// The rates of samples, or their times where no bytes go through.
 pub(crate) fn samples(samples: &[Sample]) -> Option<String> {
     if samples.iter().any(|sample| sample.bytes > 0) {
-        return Some(spread(Spread::of(samples.iter().map(Sample::rate))?, text::rate));
+        return Some(spread_in_unit(Spread::of(samples.iter().map(Sample::rate))?, text::rate));
     }
     Some(spread(Spread::of(samples.iter().map(|sample| sample.seconds))?, text::seconds))
 }
@@ -128,12 +159,12 @@ pub(crate) fn name(report: &BenchReport) -> String {
     text::escape(&hub.or_else(|| parts().next_back().map(String::from)).unwrap_or_default())
 }
 
-/// `S = 4.34 GB (4.04 GiB), 246 tensors in 3 shards`.
+/// `S = 4.34 GB (4.04 GiB), 246 tensors in 3 files`.
 pub(crate) fn subject(report: &BenchReport) -> String {
     let subject = &report.subject;
-    let (tensors, shards) =
-        (text::plural(subject.tensors as u64, "tensor"), text::plural(subject.shards as u64, "shard"));
-    format!("S = {}, {tensors} in {shards}", text::both(subject.bytes))
+    let (tensors, files) =
+        (text::plural(subject.tensors as u64, "tensor"), text::plural(subject.shards as u64, "file"));
+    format!("S = {}, {tensors} in {files}", text::both(subject.bytes))
 }
 
 /// Which part was loaded, and why; `None` if all of it.
@@ -141,7 +172,11 @@ pub(crate) fn part(report: &BenchReport) -> Option<String> {
     let subject = &report.subject;
     let why = text::escape(subject.part.as_deref()?);
     let tensors = text::plural(subject.loaded_tensors as u64, "tensor");
-    Some(format!("{} in {tensors} were loaded: {why}", text::both(subject.loaded_bytes)))
+    let runs = match subject.runs {
+        1 => "a run of neighbours in the files".to_owned(),
+        runs => format!("{runs} runs of neighbours, spread evenly over the files"),
+    };
+    Some(format!("{} in {tensors} were loaded, {runs}: {why}", text::both(subject.loaded_bytes)))
 }
 
 /// `cuda:0, NVIDIA H200`.
@@ -153,21 +188,9 @@ pub(crate) fn device(report: &BenchReport) -> String {
 
 /// `2026-11-30 04:29 UTC`.
 pub(crate) fn date(unix_seconds: u64) -> String {
-    let (days, minutes) = (unix_seconds / 86_400, unix_seconds % 86_400 / 60);
-    let (year, month, day) = civil(days);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", minutes / 60, minutes % 60)
-}
-
-/// Year, month and day so many days after 1970-01-01; years are counted from March, so that a leap day ends one.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468; // since 0000-03-01
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
+    let time = utc(unix_seconds);
+    let minutes: String = time.chars().take(16).collect();
+    format!("{} UTC", minutes.replace('T', " "))
 }
 
 #[cfg(test)]
@@ -175,12 +198,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_those_of_the_calendar() {
-        assert_eq!(date(0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_782_399), "2000-02-28 23:59 UTC");
-        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
+    fn dates_end_with_the_minute() {
         assert_eq!(date(1_796_012_940), "2026-11-30 04:29 UTC");
-        assert_eq!(date(4_107_542_400), "2100-03-01 00:00 UTC");
     }
 
     #[test]

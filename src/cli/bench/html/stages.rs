@@ -183,7 +183,7 @@ fn shortened(name: &str, wide: bool) -> String {
 fn ink_of(name: &str) -> Ink {
     match name {
         "read" => Ink::Read,
-        "upload" => Ink::Upload,
+        "upload" | "copy" => Ink::Upload,
         "convert" => Ink::Convert,
         name if name.starts_with("wait") => Ink::Wait,
         _ => Ink::Loop,
@@ -193,7 +193,7 @@ fn ink_of(name: &str) -> Ink {
 fn timeline_legend(events: &[TimelineEvent], rest: &str) -> String {
     let meanings = [
         (Ink::Read, "reading"),
-        (Ink::Upload, "uploading"),
+        (Ink::Upload, if events.iter().any(|event| event.name == "copy") { "copying" } else { "uploading" }),
         (Ink::Convert, "converting"),
         (Ink::Loop, "the loader's own work"),
         (Ink::Wait, "the loader waits"),
@@ -212,8 +212,9 @@ fn end_of(events: &[TimelineEvent]) -> f64 {
 
 // ---- how fast it went
 
-/// The names of events that move bytes, with the stages that limit them.
-const MOVES: [(&str, Ink); 2] = [("read", Ink::Read), ("upload", Ink::Upload)];
+/// The names of events that move bytes, what several of them are called, and their ink.
+const MOVES: [(&str, &str, Ink); 3] =
+    [("read", "reads", Ink::Read), ("upload", "uploads", Ink::Upload), ("copy", "copies", Ink::Upload)];
 
 /// Bytes per second while the median load ran, against the limits.
 pub(super) fn throughput(state: &State) -> io::Result<String> {
@@ -231,19 +232,19 @@ pub(super) fn throughput(state: &State) -> io::Result<String> {
     };
     let title = format!("Bytes per second while the median {} load ran", words::state(state.state));
     let chart = canvas::both(&title, axes, |canvas| paint_rates(canvas, state, end, bound))?;
-    let mut entries: Vec<_> = moves(state).map(|(name, ink)| (Mark::Block, ink, format!("{name}s"))).collect();
+    let mut entries: Vec<_> = moves(state).map(|(_, names, ink)| (Mark::Block, ink, names.to_owned())).collect();
     entries.push((Mark::Dashes, Ink::Limit, format!("the limit: {}", words::limit(state.prediction.bound_by, bound))));
     Ok(legend(&entries) + &chart)
 }
 
-fn moves(state: &State) -> impl Iterator<Item = (&'static str, Ink)> {
-    MOVES.into_iter().filter(|(name, _)| state.timeline.iter().any(|event| event.name == *name && event.bytes > 0))
+fn moves(state: &State) -> impl Iterator<Item = (&'static str, &'static str, Ink)> {
+    MOVES.into_iter().filter(|(name, ..)| state.timeline.iter().any(|event| event.name == *name && event.bytes > 0))
 }
 
 fn rates(state: &State, end: f64, parts: usize) -> Vec<(Ink, Vec<f64>)> {
     let of =
         |name: &'static str| thin::rates(state.timeline.iter().filter(move |event| event.name == name), end, parts);
-    moves(state).map(|(name, ink)| (ink, of(name))).collect()
+    moves(state).map(|(name, _, ink)| (ink, of(name))).collect()
 }
 
 fn paint_rates(canvas: &Canvas<'_, '_>, state: &State, end: f64, bound: f64) -> Result<(), Trouble> {

@@ -39,7 +39,7 @@ impl Piece<'_> {
 pub(super) fn lanes(events: &[TimelineEvent]) -> (Vec<(&str, Vec<&TimelineEvent>)>, usize) {
     let mut by_name: BTreeMap<(usize, usize, &str), Vec<&TimelineEvent>> = BTreeMap::new();
     for event in events {
-        let kinds = ["loop", "reader", "upload"];
+        let kinds = ["loop", "reader", "upload", "copy"];
         let kind = kinds.iter().position(|kind| event.lane.starts_with(kind)).unwrap_or(kinds.len());
         by_name.entry((kind, event.lane.len(), &event.lane)).or_default().push(event);
     }
