@@ -61,6 +61,26 @@ pub enum Error {
         /// The nearest thing that is there, or what to do.
         hint: Option<String>,
     },
+    /// A tensor that was asked for by its name is not there.
+    #[error("tensor {} {what}{}", quoted(name), Nearest(nearest, "; "))]
+    NoTensor {
+        /// The name that was asked for.
+        name: String,
+        /// Where it is not: `was not loaded`, `is not in the checkpoint`.
+        what: &'static str,
+        /// The names that are there and nearest to it, at most three; none where even those are far.
+        nearest: Vec<String>,
+    },
+    /// Names or patterns that choose tensors match none.
+    #[error("{option}: no tensor is called {}{}", NoneCalled(absent), Hint(hint))]
+    NoMatch {
+        /// What they were given for: `--include`, `--exclude`, ….
+        option: &'static str,
+        /// Each name or pattern that matches nothing.
+        absent: Vec<Absent>,
+        /// How to find the right name, where none is near.
+        hint: Option<String>,
+    },
     /// The checkpoint does not match what was demanded of it (strict state-dict check).
     #[error("{}: {report}", path.display())]
     Mismatch {
@@ -168,6 +188,15 @@ pub enum Error {
     },
 }
 
+/// A name or pattern that matches no tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absent {
+    /// What was asked for.
+    pub name: String,
+    /// The names that are there and nearest to it, at most three; none where even those are far.
+    pub nearest: Vec<String>,
+}
+
 impl Error {
     /// An I/O error of `op` on the whole of `path`.
     pub fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -186,10 +215,10 @@ impl Error {
             Error::Io { .. } => "io",
             Error::Malformed { .. } => "malformed",
             Error::Unsupported { .. } => "unsupported",
-            Error::NotFound { .. } => "not_found",
+            Error::NotFound { .. } | Error::NoTensor { .. } => "not_found",
             Error::Mismatch { .. } => "mismatch",
             Error::Changed { .. } => "changed",
-            Error::Request { .. } => "request",
+            Error::Request { .. } | Error::NoMatch { .. } => "request",
             Error::Limit { .. } => "limit",
             Error::Device { .. } => "device",
             Error::OutOfMemory { .. } => "out_of_memory",
@@ -207,13 +236,13 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Mismatch { .. } => 1,
-            Error::Request { .. } => 2,
+            Error::Request { .. } | Error::NoMatch { .. } => 2,
             Error::Malformed { .. }
             | Error::Unsupported { .. }
             | Error::Changed { .. }
             | Error::Limit { .. }
             | Error::Overflow { .. } => 3,
-            Error::Io { .. } | Error::NotFound { .. } => 4,
+            Error::Io { .. } | Error::NotFound { .. } | Error::NoTensor { .. } => 4,
             Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
             Error::Exists { .. } | Error::Conflict { .. } => 6,
             Error::Cancelled => 130,
@@ -252,6 +281,7 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Malformed { tensor, .. } | Error::Unsupported { tensor, .. } => tensor.as_deref(),
+            Error::NoTensor { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -281,6 +311,34 @@ struct Bytes<'a>(&'a Option<Range<u64>>);
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |r| write!(f, ", bytes {}..{}", r.start, r.end))
+    }
+}
+
+/// `; the nearest name is "a"`, or nothing.
+struct Nearest<'a>(&'a [String], &'static str);
+
+impl fmt::Display for Nearest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.0.iter().map(|name| quoted(name)).collect();
+        match names.as_slice() {
+            [] => Ok(()),
+            [one] => write!(f, "{}the nearest name is {one}", self.1),
+            several => write!(f, "{}the nearest names are {}", self.1, several.join(", ")),
+        }
+    }
+}
+
+/// Names that nothing is called, each with the nearest ones.
+struct NoneCalled<'a>(&'a [Absent]);
+
+impl fmt::Display for NoneCalled<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let near = |absent: &Absent| match absent.nearest.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", Nearest(&absent.nearest, "")),
+        };
+        let listed: Listed = self.0.iter().map(|absent| quoted(&absent.name) + &near(absent)).collect();
+        listed.fmt(f)
     }
 }
 

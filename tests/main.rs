@@ -9,6 +9,7 @@ mod convert;
 mod cuda;
 mod device;
 mod files;
+mod folders;
 mod gpu_direct;
 mod kernels;
 mod layers;

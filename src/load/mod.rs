@@ -40,7 +40,9 @@ use meter::Meter;
 use run::Run;
 use trace::{Span, Tracer};
 
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, scaled_names};
+use crate::checkpoint::{
+    Casts, Checkpoint, ConvertedTensor, OpenOptions, Selected, Selection, Shard, no_tensor, scaled_names,
+};
 use crate::convert::Float;
 use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
@@ -192,10 +194,11 @@ impl Loaded {
     /// The tensor of that name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the load did not have it.
+    /// [`Error::NoTensor`], with the nearest names, when the load did not have it.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).map_err(|_| not_loaded(name))?;
-        self.tensors.get(at).ok_or_else(|| not_loaded(name))
+        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).ok();
+        let names = || self.tensors.iter().map(Tensor::name);
+        at.and_then(|at| self.tensors.get(at)).ok_or_else(|| not_loaded(name, names()))
     }
 
     /// All tensors, aliases included, sorted by name.
@@ -204,8 +207,8 @@ impl Loaded {
     }
 }
 
-fn not_loaded(name: &str) -> Error {
-    Error::NotFound { what: format!("tensor {name:?} was not loaded"), hint: None }
+fn not_loaded<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Error {
+    no_tensor(name, "was not loaded", names)
 }
 
 type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQueue> + Send>;
