@@ -132,17 +132,20 @@ pub enum Error {
     },
     /// A device has too little memory left for the load.
     #[error(
-        "device {device}: out of memory: {} needed, {} free; load less (a selection, a slice, one rank's part), or elsewhere",
+        "device {device}: out of memory: {} needed, {}; {}load less (a selection, a slice, one rank's part), or elsewhere",
         Size(Some(*needed)),
-        Size(*free)
+        Left(*free, *limit),
+        if limit.is_some() { "raise that limit, " } else { "" }
     )]
     OutOfMemory {
         /// The device, as `cpu`, `null` or `cuda:0`.
         device: String,
         /// Bytes that were asked for.
         needed: u64,
-        /// Bytes that the device says are free, where it says so.
+        /// Bytes that are free, or that the limit leaves, where that is known.
         free: Option<u64>,
+        /// The limit that leaves the least, as `RLIMIT_AS (ulimit -v)`; `None` where the memory itself is the limit.
+        limit: Option<&'static str>,
     },
     /// Something is there already that must not be replaced, or not by this.
     #[error("{}: {what}{}", path.display(), Hint(hint))]
@@ -381,6 +384,18 @@ impl fmt::Display for Size {
     }
 }
 
+/// What is free, or which limit leaves how much.
+struct Left(Option<u64>, Option<&'static str>);
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            Some(limit) => write!(f, "{limit} leaves {}", Size(self.0)),
+            None => write!(f, "{} free", Size(self.0)),
+        }
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
@@ -396,6 +411,17 @@ impl fmt::Debug for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_that_counts_is_named() {
+        let said = |limit| {
+            let (needed, free) = (3_000_000_000, Some(210_000_000));
+            Error::OutOfMemory { device: "cpu".into(), needed, free, limit }.to_string()
+        };
+        assert!(said(None).contains("210000000 bytes (0.21 GB) free; load less"), "{}", said(None));
+        let limited = said(Some("RLIMIT_AS (ulimit -v)"));
+        assert!(limited.contains("RLIMIT_AS (ulimit -v) leaves 210000000 bytes (0.21 GB); raise that"), "{limited}");
+    }
 
     #[test]
     fn a_type_is_not_advised_against_itself() {

@@ -17,6 +17,7 @@ mod load;
 mod outputs;
 mod plan;
 mod scripts;
+mod system;
 mod torch;
 mod trace;
 mod view;

@@ -46,9 +46,9 @@ use crate::checkpoint::{
 use crate::convert::Float;
 use crate::device::{Arena, CpuDevice, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
-use crate::extent::align_down;
+use crate::extent::{align_down, align_up};
 use crate::os;
-use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
+use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
 use crate::source::{
     Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
@@ -149,7 +149,8 @@ pub struct Prepared {
 ///
 /// # Errors
 /// When the checkpoint is refused, something that was asked for is not there, reading fails, or a file changes meanwhile.
-/// Nothing is handed out then.
+/// Nothing is handed out then. A change is seen by length, modification time and inode; what another process writes through a
+/// shared mapping shows in none of these and is not seen, whatever the route.
 pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(path, &options.open)?;
@@ -315,7 +316,11 @@ impl Loader {
         let wanted = wanted(checkpoint, &casts, places)?;
         let (mut facts, file_system) = self.facts(checkpoint.shards(), &wanted)?;
         match self.options.route {
-            _ if places.is_some() => {} // the places decide, not the residues of the file
+            RouteChoice::GpuDirect if places.is_some() => {
+                let why = "is not for memory that exists already: the places decide, not the residues of the file";
+                self.fallbacks.note(gpu_direct::WHAT, why);
+            }
+            _ if places.is_some() => {}
             RouteChoice::GpuDirect => self.ask_gpu_direct(checkpoint.shards(), &mut facts)?,
             RouteChoice::Auto => self.try_gpu_direct(checkpoint.shards(), &wanted, &mut facts, TRIAL)?,
             RouteChoice::Direct | RouteChoice::Buffered | RouteChoice::Mapped => {}
@@ -326,6 +331,9 @@ impl Loader {
         let buffer_bytes = self.staging_shape().bytes as u64;
         let options = PlanOptions { route: self.options.route, buffer_bytes };
         let plan = plan::plan(&wanted, &facts, self.device.limits(), options)?;
+        if self.options.route == RouteChoice::Direct {
+            self.note_small_reads(&plan, &facts);
+        }
         let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
@@ -550,7 +558,16 @@ impl Loader {
         let lies_there = shard.made.is_none();
         let may_be_direct = lies_there && !system.network && !system.memory;
         let wants_direct = !matches!(self.options.route, RouteChoice::Buffered | RouteChoice::Mapped);
-        let direct = (may_be_direct && wants_direct).then(|| file.source(Route::Direct));
+        // What was asked for is asked of the file even where it cannot be had: the file notes why.
+        let asked_direct = self.options.route == RouteChoice::Direct && lies_there;
+        let direct = ((may_be_direct && wants_direct) || asked_direct).then(|| file.source(Route::Direct));
+        match self.options.route {
+            RouteChoice::Mapped if lies_there => drop(file.source(Route::Mapped)),
+            RouteChoice::Direct => self.note_made("O_DIRECT", shard),
+            RouteChoice::Mapped => self.note_made("mmap", shard),
+            RouteChoice::GpuDirect => self.note_made(gpu_direct::WHAT, shard),
+            RouteChoice::Auto | RouteChoice::Buffered => {}
+        }
         ShardFacts {
             bytes: shard.bytes,
             residency: file.residency_glance(),
@@ -558,6 +575,32 @@ impl Loader {
             gpu_direct: None,
             cached: self.limits_of(&*file.source(Route::Buffered)),
             mappable: lies_there && !system.network,
+        }
+    }
+
+    /// Notes that a route was asked for and a shard has none, because its bytes do not lie in the file as they are loaded.
+    fn note_made(&self, what: &str, shard: &Shard) {
+        if shard.made.is_some() {
+            let why =
+                "some tensors do not lie in their file as they are loaded (they are deflated, strided or big-endian)";
+            self.fallbacks.note(what, format!("{why}; read through the page cache"));
+        }
+    }
+
+    /// Notes reads that were to be direct and hold no whole block, so that nothing of them can be.
+    fn note_small_reads(&self, plan: &LoadPlan, facts: &[ShardFacts]) {
+        let block = |transfer: &Transfer| facts.get(transfer.shard as usize)?.direct.map(|limits| limits.align.max(1));
+        let is_small = |transfer: &&Transfer| {
+            let end = transfer.offset.saturating_add(transfer.len);
+            let whole = |block: u64| align_up(transfer.offset, block).saturating_add(block) <= end;
+            transfer.route == Route::Direct && block(transfer).is_some_and(|block| !whole(block))
+        };
+        let small: Vec<&Transfer> = plan.transfers.iter().filter(is_small).collect();
+        if let Some(block) = small.first().and_then(|transfer| block(transfer)) {
+            let (count, all) = (small.len(), plan.transfers.len());
+            let why =
+                format!("{count} of {all} reads hold no whole block of {block} bytes; read through the page cache");
+            self.fallbacks.note("O_DIRECT", why);
         }
     }
 }
