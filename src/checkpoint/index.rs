@@ -210,6 +210,6 @@ mod tests {
             assert!(said.contains("byte order mark") && said.contains("UTF-16"), "{said}");
         }
         assert!(said("\u{feff}<!DOCTYPE html>").contains("an HTML page"), "{}", said("\u{feff}<!DOCTYPE html>"));
-        assert!(said("\u{feff}\u{feff}{}").contains("not valid JSON"), "one mark is one too many already");
+        assert_ne!(said(&format!("\u{feff}\u{feff}{text}")), "accepted", "one mark, not two");
     }
 }
