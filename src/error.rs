@@ -61,6 +61,26 @@ pub enum Error {
         /// The nearest thing that is there, or what to do.
         hint: Option<String>,
     },
+    /// A tensor that was asked for by its name is not there.
+    #[error("tensor {} {what}{}", quoted(name), Nearest(nearest, "; "))]
+    NoTensor {
+        /// The name that was asked for.
+        name: String,
+        /// Where it is not: `was not loaded`, `is not in the checkpoint`.
+        what: &'static str,
+        /// The names that are there and nearest to it, at most three; none where even those are far.
+        nearest: Vec<String>,
+    },
+    /// Names or patterns that choose tensors match none.
+    #[error("{option}: no tensor is called {}{}", NoneCalled(absent), Hint(hint))]
+    NoMatch {
+        /// What they were given for: `--include`, `--exclude`, ….
+        option: &'static str,
+        /// Each name or pattern that matches nothing.
+        absent: Vec<Absent>,
+        /// How to find the right name, where none is near.
+        hint: Option<String>,
+    },
     /// The checkpoint does not match what was demanded of it (strict state-dict check).
     #[error("{}: {report}", path.display())]
     Mismatch {
@@ -112,17 +132,20 @@ pub enum Error {
     },
     /// A device has too little memory left for the load.
     #[error(
-        "device {device}: out of memory: {} needed, {} free; load less (a selection, a slice, one rank's part), or elsewhere",
+        "device {device}: out of memory: {} needed, {}; {}load less (a selection, a slice, one rank's part), or elsewhere",
         Size(Some(*needed)),
-        Size(*free)
+        Left(*free, *limit),
+        if limit.is_some() { "raise that limit, " } else { "" }
     )]
     OutOfMemory {
         /// The device, as `cpu`, `null` or `cuda:0`.
         device: String,
         /// Bytes that were asked for.
         needed: u64,
-        /// Bytes that the device says are free, where it says so.
+        /// Bytes that are free, or that the limit leaves, where that is known.
         free: Option<u64>,
+        /// The limit that leaves the least, as `RLIMIT_AS (ulimit -v)`; `None` where the memory itself is the limit.
+        limit: Option<&'static str>,
     },
     /// Something is there already that must not be replaced, or not by this.
     #[error("{}: {what}{}", path.display(), Hint(hint))]
@@ -168,6 +191,15 @@ pub enum Error {
     },
 }
 
+/// A name or pattern that matches no tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absent {
+    /// What was asked for.
+    pub name: String,
+    /// The names that are there and nearest to it, at most three; none where even those are far.
+    pub nearest: Vec<String>,
+}
+
 impl Error {
     /// An I/O error of `op` on the whole of `path`.
     pub fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -186,10 +218,10 @@ impl Error {
             Error::Io { .. } => "io",
             Error::Malformed { .. } => "malformed",
             Error::Unsupported { .. } => "unsupported",
-            Error::NotFound { .. } => "not_found",
+            Error::NotFound { .. } | Error::NoTensor { .. } => "not_found",
             Error::Mismatch { .. } => "mismatch",
             Error::Changed { .. } => "changed",
-            Error::Request { .. } => "request",
+            Error::Request { .. } | Error::NoMatch { .. } => "request",
             Error::Limit { .. } => "limit",
             Error::Device { .. } => "device",
             Error::OutOfMemory { .. } => "out_of_memory",
@@ -207,13 +239,13 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Mismatch { .. } => 1,
-            Error::Request { .. } => 2,
+            Error::Request { .. } | Error::NoMatch { .. } => 2,
             Error::Malformed { .. }
             | Error::Unsupported { .. }
             | Error::Changed { .. }
             | Error::Limit { .. }
             | Error::Overflow { .. } => 3,
-            Error::Io { .. } | Error::NotFound { .. } => 4,
+            Error::Io { .. } | Error::NotFound { .. } | Error::NoTensor { .. } => 4,
             Error::Device { .. } | Error::OutOfMemory { .. } | Error::Poisoned { .. } => 5,
             Error::Exists { .. } | Error::Conflict { .. } => 6,
             Error::Cancelled => 130,
@@ -252,6 +284,7 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Malformed { tensor, .. } | Error::Unsupported { tensor, .. } => tensor.as_deref(),
+            Error::NoTensor { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -281,6 +314,34 @@ struct Bytes<'a>(&'a Option<Range<u64>>);
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |r| write!(f, ", bytes {}..{}", r.start, r.end))
+    }
+}
+
+/// `; the nearest name is "a"`, or nothing.
+struct Nearest<'a>(&'a [String], &'static str);
+
+impl fmt::Display for Nearest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.0.iter().map(|name| quoted(name)).collect();
+        match names.as_slice() {
+            [] => Ok(()),
+            [one] => write!(f, "{}the nearest name is {one}", self.1),
+            several => write!(f, "{}the nearest names are {}", self.1, several.join(", ")),
+        }
+    }
+}
+
+/// Names that nothing is called, each with the nearest ones.
+struct NoneCalled<'a>(&'a [Absent]);
+
+impl fmt::Display for NoneCalled<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let near = |absent: &Absent| match absent.nearest.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", Nearest(&absent.nearest, "")),
+        };
+        let listed: Listed = self.0.iter().map(|absent| quoted(&absent.name) + &near(absent)).collect();
+        listed.fmt(f)
     }
 }
 
@@ -323,6 +384,18 @@ impl fmt::Display for Size {
     }
 }
 
+/// What is free, or which limit leaves how much.
+struct Left(Option<u64>, Option<&'static str>);
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.1 {
+            Some(limit) => write!(f, "{limit} leaves {}", Size(self.0)),
+            None => write!(f, "{} free", Size(self.0)),
+        }
+    }
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
@@ -338,6 +411,17 @@ impl fmt::Debug for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_that_counts_is_named() {
+        let said = |limit| {
+            let (needed, free) = (3_000_000_000, Some(210_000_000));
+            Error::OutOfMemory { device: "cpu".into(), needed, free, limit }.to_string()
+        };
+        assert!(said(None).contains("210000000 bytes (0.21 GB) free; load less"), "{}", said(None));
+        let limited = said(Some("RLIMIT_AS (ulimit -v)"));
+        assert!(limited.contains("RLIMIT_AS (ulimit -v) leaves 210000000 bytes (0.21 GB); raise that"), "{limited}");
+    }
 
     #[test]
     fn a_type_is_not_advised_against_itself() {

@@ -11,7 +11,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+
+pub use memory::{MemoryLeft, MemoryLimit, available_memory_bytes, is_memory_limited, memory_left, share_one_arena};
+pub(crate) use memory::{no_memory, out_of_memory};
+pub use signals::{BlockedSignals, is_ignored, report_aborts};
+
+mod memory;
+mod signals;
 
 /// `cachestat` has one number on every architecture; not every libc names it yet.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -388,59 +394,6 @@ pub fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
 
-/// What could be allocated without swapping or being killed, in bytes: what the kernel says of the machine, and what the
-/// control groups of this process leave. `None` where neither says.
-pub fn available_memory_bytes() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let machine = bytes_in("/proc/meminfo", "MemAvailable:");
-    let left = groups.lines().filter_map(MemoryGroup::of).filter_map(|group| group.least_left(Path::new(CGROUPS)));
-    left.chain(machine).min()
-}
-
-/// Where control groups are mounted by convention.
-const CGROUPS: &str = "/sys/fs/cgroup";
-
-/// A control group that accounts memory: its path below the mount, and the names of its files.
-struct MemoryGroup<'a> {
-    mount: &'static str,
-    path: &'a str,
-    limit: &'static str,
-    used: &'static str,
-    /// The line of `memory.stat` that counts pages of files, which the kernel takes back before it kills.
-    cache: &'static str,
-}
-
-impl MemoryGroup<'_> {
-    /// The group that a line of `/proc/self/cgroup` names, if it accounts memory (version 2, or the memory hierarchy of 1).
-    fn of(line: &str) -> Option<MemoryGroup<'_>> {
-        let mut fields = line.splitn(3, ':');
-        let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?.trim_start_matches('/'));
-        if number == "0" && controllers.is_empty() {
-            return Some(MemoryGroup { mount: "", path, limit: "memory.max", used: "memory.current", cache: "file " });
-        }
-        controllers.split(',').any(|controller| controller == "memory").then_some(MemoryGroup {
-            mount: "memory",
-            path,
-            limit: "memory.limit_in_bytes",
-            used: "memory.usage_in_bytes",
-            cache: "total_cache ",
-        })
-    }
-
-    /// The least that the group or one of its ancestors leaves; `None` where none has a limit.
-    fn least_left(&self, root: &Path) -> Option<u64> {
-        let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-        let left = |folder: &Path| {
-            let (limit, used) = (number(&folder.join(self.limit))?, number(&folder.join(self.used))?);
-            let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-            let cache = stat.lines().find_map(|line| line.strip_prefix(self.cache)?.trim().parse::<u64>().ok());
-            Some(limit.saturating_sub(used.saturating_sub(cache.unwrap_or(0))))
-        };
-        let mount = root.join(self.mount);
-        mount.join(self.path).ancestors().take_while(|folder| folder.starts_with(&mount)).filter_map(left).min()
-    }
-}
-
 /// Memory of mapped files that is resident in this process now, in bytes.
 pub fn resident_file_bytes() -> Option<u64> {
     status_bytes("RssFile:")
@@ -494,30 +447,6 @@ mod tests {
         assert!(resident_bytes().unwrap() > 0);
         let before = cpu_seconds();
         assert!(before.user + before.system >= 0.0);
-    }
-
-    #[test]
-    fn the_tightest_control_group_counts_and_its_page_cache_does_not() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        write("a/memory.max", "1000\n");
-        write("a/memory.current", "700\n");
-        write("a/memory.stat", "anon 100\nfile 600\n");
-        write("a/b/memory.max", "max\n");
-        write("a/b/memory.current", "10\n");
-        let left = |line: &str| MemoryGroup::of(line).and_then(|group| group.least_left(root.path()));
-        assert_eq!(left("0::/a/b"), Some(900));
-        assert_eq!(left("0::/"), None);
-        assert_eq!(left("0::/../../not/there"), None);
-        write("memory/x/memory.limit_in_bytes", "500\n");
-        write("memory/x/memory.usage_in_bytes", "600\n");
-        assert_eq!(left("4:memory:/x"), Some(0));
-        assert_eq!(left("7:cpu,cpuacct:/x"), None);
-        assert_eq!(left("nonsense"), None);
     }
 
     #[test]

@@ -62,7 +62,8 @@ impl StagingPool {
     /// # Errors
     /// When the memory cannot be had.
     pub fn reserve(count: usize, buffer_bytes: usize) -> io::Result<StagingPool> {
-        let out_of_memory = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let bytes = (count as u64).saturating_mul(buffer_bytes as u64);
+        let out_of_memory = || os::no_memory(bytes);
         let total = count.checked_mul(buffer_bytes).ok_or_else(out_of_memory)?;
         // Asked first: the kernel does not refuse to fill more memory than there is, it ends the process.
         if os::available_memory_bytes().is_some_and(|available| available < total as u64) {
@@ -71,7 +72,7 @@ impl StagingPool {
         let mut free = Vec::new();
         free.try_reserve_exact(count).map_err(|_| out_of_memory())?;
         free.extend((0..count).rev());
-        let (block, preparation) = (HostBlock::new(total)?, OnceLock::new());
+        let (block, preparation) = (HostBlock::new(total).map_err(|_| out_of_memory())?, OnceLock::new());
         block.inherit_on_fork(false); // the kernel and GPUs write to it by DMA
         Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free: Mutex::new(free) }) })
     }

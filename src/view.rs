@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo};
+use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo, no_tensor};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::{Dtype, element_count};
 use crate::error::{Error, Result};
@@ -165,9 +165,9 @@ impl Mapped {
     /// The tensor of that name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it was not selected.
+    /// [`Error::NoTensor`], with the nearest names, when it was not selected.
     pub fn tensor(&self, name: &str) -> Result<&MappedTensor> {
-        let missing = || Error::NotFound { what: format!("tensor {name:?} was not mapped"), hint: None };
+        let missing = || no_tensor(name, "was not mapped", self.tensors.keys().map(Arc::as_ref));
         self.tensors.get(name).ok_or_else(missing)
     }
 

@@ -704,12 +704,12 @@ pub(crate) fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the process has taken over SIGINT.
+/// Waits until the process has taken over SIGINT: its main thread blocks the signal, so that another one takes it.
 pub(crate) fn until_it_handles_signals(child: &Child) {
     until(|| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
-        u64::from_str_radix(caught.trim(), 16).unwrap_or(0) & 2 != 0
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
+        u64::from_str_radix(blocked.trim(), 16).unwrap_or(0) & 2 != 0
     });
 }
 

@@ -346,7 +346,7 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
             assert!(loading.wait(&name).unwrap().bytes().unwrap() == synthetic.expected[&name]);
         }
         assert!(loading.ready(&late).unwrap().is_none());
-        assert!(matches!(loading.wait("no such tensor"), Err(Error::NotFound { .. })));
+        assert!(matches!(loading.wait("no such tensor"), Err(Error::NoTensor { .. })));
         gate.open();
         assert!(loading.wait(&late).unwrap().bytes().unwrap() == synthetic.expected[&late]);
         let (mut loader, loaded) = loading.finish().unwrap();

@@ -26,6 +26,7 @@ impl Index {
     /// # Errors
     /// The first kind of problem found, with all problems of that kind.
     pub fn parse(text: &[u8]) -> Result<Index, Fault> {
+        let text = json::without_mark(text)?;
         let mut draft = Draft::default();
         json::read(text, "index", &mut draft).map_err(|fault| named(text, fault))?;
         if let Some(why) = draft.no_map() {
@@ -195,5 +196,20 @@ mod tests {
             assert!(said(text).contains(word), "{text}: {}", said(text));
         }
         assert_eq!(said(r#"{"metadata":{"total_size":1.5},"weight_map":{}}"#), "accepted");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_passed_over_or_named() {
+        let text = hostile::index(&[("a", "x.safetensors")]);
+        let index = Index::parse(format!("\u{feff}{text}").as_bytes()).unwrap();
+        assert_eq!(index.files(), ["x.safetensors"]);
+        let wide =
+            |bytes: fn(u16) -> [u8; 2]| format!("\u{feff}{text}").encode_utf16().flat_map(bytes).collect::<Vec<u8>>();
+        for text in [wide(u16::to_le_bytes), wide(u16::to_be_bytes)] {
+            let said = Index::parse(&text).unwrap_err().to_string();
+            assert!(said.contains("byte order mark") && said.contains("UTF-16"), "{said}");
+        }
+        assert!(said("\u{feff}<!DOCTYPE html>").contains("an HTML page"), "{}", said("\u{feff}<!DOCTYPE html>"));
+        assert_ne!(said(&format!("\u{feff}\u{feff}{text}")), "accepted", "one mark, not two");
     }
 }

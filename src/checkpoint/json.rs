@@ -74,6 +74,20 @@ pub(crate) fn read(text: &[u8], what: &'static str, object: &mut impl Object) ->
     notes.duplicates.into_fault(Fault::Duplicate)
 }
 
+/// A text without the byte order mark that some editors put in front of it.
+///
+/// # Errors
+/// When the mark is that of another encoding than UTF-8.
+pub(crate) fn without_mark(text: &[u8]) -> Result<&[u8], Fault> {
+    let other = match text {
+        [0xef, 0xbb, 0xbf, rest @ ..] => return Ok(rest),
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => "UTF-32",
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "UTF-16",
+        _ => return Ok(text),
+    };
+    Err(Fault::Other(format!("it begins with a byte order mark (BOM) of {other}: JSON is UTF-8; save it as that")))
+}
+
 fn reason(error: &serde_json::Error) -> String {
     let said = error.to_string();
     match said.strip_prefix("recursion limit exceeded") {

@@ -1,8 +1,8 @@
 //! The headers of all files of a checkpoint, made into one: each tensor in one place, the index and the headers agreeing.
 //!
 //! It opens nothing. An index decides tensor by tensor: what it does not list is left alone with a warning, what it lists
-//! must be where it says, and must not be in a second of its files. Without an index no two files may share a tensor. Only
-//! pieces that PyTorch's distributed checkpointing cut apart may, and then `dcp` puts them together.
+//! must be where it says and is taken from there, whatever other files hold under that name. Without an index no two files may
+//! share a tensor. Only pieces that PyTorch's distributed checkpointing cut apart may, and then `dcp` puts them together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,6 +98,7 @@ struct Merge<'a> {
     twice: Listed,
     boxes: Listed,
     unlisted: Listed,
+    copies: Listed,
     warnings: Vec<String>,
 }
 
@@ -111,6 +112,7 @@ impl<'a> Merge<'a> {
             twice: Listed::new(),
             boxes: Listed::new(),
             unlisted: Listed::new(),
+            copies: Listed::new(),
             warnings: Vec::new(),
         }
     }
@@ -127,6 +129,7 @@ impl<'a> Merge<'a> {
             let (count, unlisted) = (counted(self.unlisted.len(), "tensor"), &self.unlisted);
             self.warnings.push(format!("left alone because the index does not name them: {count}: {unlisted}"));
         }
+        self.warnings.extend(copies_left_alone(&self.copies));
         Ok(tensors)
     }
 
@@ -152,40 +155,55 @@ impl<'a> Merge<'a> {
     /// The tensor that all pieces of one name make, unless it is left alone or wrong.
     fn tensor(&mut self, group: &[(ShardIndex, &'a Stored)]) -> Option<TensorInfo> {
         let (_, first) = group.first()?;
-        if !self.is_listed(&first.name, group) {
-            return None;
-        }
-        let made = match self.pieces(group) {
+        let chosen = self.chosen(&first.name, group)?;
+        let (_, first) = chosen.first()?;
+        let made = match self.pieces(&chosen) {
             Some(pieces) => dcp::assemble(&pieces).map_err(|why| {
                 self.boxes.push_tensor(&first.name, || format!("{}: {why}", quoted(&first.name)));
             }),
-            None => self.only(group),
+            None => self.only(&chosen),
         };
         let (shape, data) = made.ok()?;
         Some(TensorInfo { name: Arc::clone(&first.name), dtype: first.dtype.clone(), shape: shape.into(), data })
     }
 
-    /// Whether the tensor counts. Where the index disagrees with the files about its place, that is noted.
-    fn is_listed(&mut self, name: &Arc<str>, group: &[(ShardIndex, &Stored)]) -> bool {
-        let Some(index) = self.index else { return true };
+    /// Those of one name that count: all of them without an index, else what lies in the file that the index names, and the
+    /// other pieces of the same tensor where that is a piece. Where the index disagrees with the files, that is noted.
+    fn chosen(&mut self, name: &Arc<str>, group: &[(ShardIndex, &'a Stored)]) -> Option<Vec<(ShardIndex, &'a Stored)>> {
+        let Some(index) = self.index else { return Some(group.to_vec()) };
         let Some(&file) = index.tensors().get(name) else {
             self.unlisted.push(|| quoted(name));
-            return false;
+            return None;
         };
-        if !group.iter().any(|(shard, _)| *shard as usize == file) {
+        let Some(named) = group.iter().find(|(shard, _)| *shard as usize == file) else {
             let (said, found) =
                 (self.file(file), group.first().map_or(String::new(), |(at, _)| self.file(*at as usize)));
             self.stale.push_tensor(name, || format!("{} is not in {said} but in {found}", quoted(name)));
+            return None;
+        };
+        let start = self.start(named);
+        let is_other_piece = |other: &(ShardIndex, &Stored)| {
+            let there = self.start(other);
+            start.is_some() && there.is_some() && (there != start || other.1.shape != named.1.shape)
+        };
+        let counts = |other: &&(ShardIndex, &Stored)| other.0 == named.0 || is_other_piece(other);
+        let (chosen, copies): (Vec<_>, Vec<_>) = group.iter().partition(counts);
+        if !copies.is_empty() {
+            let files: Vec<_> = copies.iter().map(|(shard, _)| self.file(*shard as usize)).collect();
+            let taken = self.file(file);
+            self.copies.push(|| copy(name, &taken, &files));
         }
-        true
+        Some(chosen)
+    }
+
+    /// Where a piece begins in its tensor, if its file says that it is one.
+    fn start(&self, (shard, stored): &(ShardIndex, &Stored)) -> Option<&'a Vec<u64>> {
+        self.cuts.get(*shard as usize)?.get(stored.name.as_ref())
     }
 
     /// The group as pieces of a cut tensor, if every file says that it is one.
     fn pieces(&self, group: &[(ShardIndex, &'a Stored)]) -> Option<Vec<Piece<'a>>> {
-        let piece = |&(shard, stored): &(ShardIndex, &'a Stored)| {
-            let start = self.cuts.get(shard as usize)?.get(stored.name.as_ref())?;
-            Some(Piece { shard, stored, start })
-        };
+        let piece = |it: &(ShardIndex, &'a Stored)| Some(Piece { shard: it.0, stored: it.1, start: self.start(it)? });
         group.iter().map(piece).collect()
     }
 
@@ -204,4 +222,16 @@ impl<'a> Merge<'a> {
     fn file(&self, at: usize) -> String {
         self.heads.get(at).map_or(String::new(), name_of)
     }
+}
+
+/// `"a" is taken from "x", not from "y"`: a tensor that lies in several files and that the index maps to one of them.
+pub(super) fn copy(name: &str, taken: &str, others: &[String]) -> String {
+    format!("{} is taken from {taken}, not from {}", quoted(name), others.join(" or "))
+}
+
+/// The warning about copies in files that the index does not name for them.
+pub(super) fn copies_left_alone(copies: &Listed) -> Option<String> {
+    let count = || counted(copies.len(), "tensor");
+    (!copies.is_empty())
+        .then(|| format!("the index decides where {} that lie in several files come from: {copies}", count()))
 }

@@ -34,6 +34,7 @@ pub use casts::{Casts, ConvertedTensor};
 pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder};
 pub use made::Recipe;
+pub(crate) use nearest::no_tensor;
 pub use open::OpenOptions;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 pub(crate) use skipped::Loss;
@@ -211,6 +212,15 @@ impl Checkpoint {
         let mut seen = HashSet::new();
         let distinct = self.tensors.iter().filter(|tensor| seen.insert(&tensor.data));
         distinct.fold(0, |sum, tensor| sum.saturating_add(tensor.bytes()))
+    }
+
+    /// The tensor of that name, or which names are near.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`](crate::Error::NoTensor).
+    pub fn find(&self, name: &str) -> crate::error::Result<&TensorInfo> {
+        let names = || self.tensors.iter().map(|tensor| tensor.name.as_ref());
+        self.tensor(name).ok_or_else(|| no_tensor(name, "is not in the checkpoint", names()))
     }
 
     /// The tensor of that name.

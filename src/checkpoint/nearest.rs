@@ -2,6 +2,8 @@
 //!
 //! Plain text against plain text; it knows no tensor and no file.
 
+use crate::error::{Absent, Error};
+
 /// Candidates that are looked at, at most: a hint must stay cheap.
 const MOST: usize = 20_000;
 
@@ -11,12 +13,16 @@ const LONGEST: usize = 200;
 /// In names up to this many bytes a mistyped first character leaves too little to tell what was meant.
 const SHORT: usize = 6;
 
-/// The candidate that is nearest to `name`, unless even that one has little in common with it.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// Names that are given as the nearest ones, at most.
+const SHOWN: usize = 3;
+
+/// The candidates that are nearest to `name`, at most three and all equally near; none where even those have little in common
+/// with it.
+pub(crate) fn few<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     // `*` of a glob stands for any text and is no typing error.
     let typed = name.bytes().filter(|byte| *byte != b'*').count();
     if typed == 0 || name.len() > LONGEST {
-        return None;
+        return Vec::new();
     }
     let is_glob = typed < name.len();
     let most_steps = typed / 3;
@@ -25,9 +31,36 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
             && (is_glob || candidate.len().abs_diff(typed) <= most_steps)
             && (is_glob || typed > SHORT || candidate.chars().next() == name.chars().next())
     };
-    let scored = candidates.take(MOST).filter(near).map(|candidate| (distance(name, candidate), candidate));
-    let (steps, candidate) = scored.min_by_key(|(steps, _)| *steps)?;
-    (steps <= most_steps).then_some(candidate)
+    let (mut least, mut nearest) = (most_steps, Vec::new());
+    for candidate in candidates.take(MOST).filter(near) {
+        let steps = distance(name, candidate);
+        if steps < least {
+            nearest.clear();
+        }
+        if steps <= least {
+            least = steps;
+            nearest.push(candidate);
+        }
+    }
+    nearest.truncate(if is_glob { 1 } else { SHOWN });
+    nearest
+}
+
+/// The first of the nearest candidates.
+pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    few(name, candidates).first().copied()
+}
+
+/// What to say of a name that is not among the candidates.
+pub(crate) fn absent<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Absent {
+    let nearest = few(name, candidates).into_iter().map(str::to_owned).collect();
+    Absent { name: name.to_owned(), nearest }
+}
+
+/// The error of a tensor that is not among the candidates.
+pub(crate) fn no_tensor<'a>(name: &str, what: &'static str, candidates: impl Iterator<Item = &'a str>) -> Error {
+    let Absent { name, nearest } = absent(name, candidates);
+    Error::NoTensor { name, what, nearest }
 }
 
 /// `the nearest name is "…"`, as a hint.
@@ -73,6 +106,8 @@ mod tests {
         assert_eq!(near("lm_haed.weight"), Some("lm_head.weight"));
         assert_eq!(near("*.layer.0.*"), Some("model.layers.0.q_proj.weight"));
         assert_eq!(near("*q_porj*"), Some("model.layers.0.q_proj.weight"));
+        let twins = ["layers.0.attn.weight", "layers.1.attn.weight", "layers.2.attn.weight", "layers.3.attn.weight"];
+        assert_eq!(few("layers.5.attn.weight", twins.into_iter()), twins[..3], "equally near, and no more than three");
         assert_eq!((near("x"), near("*vision_tower*"), near("*"), near("")), (None, None, None, None));
     }
 

@@ -18,6 +18,9 @@ use crate::fault::{Listed, counted, quoted};
 /// Ends of names that are weights in formats that are not read.
 const FOREIGN: &[&str] = &[".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
 
+/// The end of the names of the parts of a distributed checkpoint.
+const PART: &str = "distcp";
+
 /// Ends of names of PyTorch's files.
 const TORCH: &[&str] = &[".bin", ".pt", ".pth", ".ckpt"];
 
@@ -66,15 +69,49 @@ impl Checkpoint {
     /// As [`Checkpoint::open`]. A header above the limit is [`Error::Limit`].
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checkpoint> {
         let path = path.as_ref();
-        match std::fs::metadata(path) {
+        let mut checkpoint = match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => open_folder(path, options),
             Ok(_) if is_index(path) => open_index(path, None, options),
-            Ok(_) => open_file(path, options),
-            Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => open_name(path, options),
+            Ok(_) => refuse_part(path).and_then(|()| open_file(path, options)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && shard::dangling(path).is_none() => {
+                open_name(path, options)
+            }
             // Opening it again says why, for a dangling link too.
             Err(_) => open_file(path, options),
-        }
+        }?;
+        checkpoint.warnings.extend(no_tensor(&checkpoint));
+        Ok(checkpoint)
     }
+}
+
+/// What to know of a checkpoint without a single tensor.
+fn no_tensor(checkpoint: &Checkpoint) -> Option<String> {
+    let skipped = match checkpoint.skipped.len() {
+        0 => String::new(),
+        count => format!("; {} passed over", counted(count, "other object")),
+    };
+    checkpoint.tensors.is_empty().then(|| format!("there is no tensor in it{skipped}"))
+}
+
+/// Refuses a file that is a part of a folder's checkpoint and means nothing by itself.
+fn refuse_part(path: &Path) -> Result<()> {
+    let is_part = path.extension().is_some_and(|end| end == PART);
+    let is_description = path.file_name().is_some_and(|name| name == torch::dcp::METADATA);
+    if !is_part && !is_description {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let what = match (is_part, folder.join(torch::dcp::METADATA).exists()) {
+        (true, true) => "one part of a distributed checkpoint of PyTorch, which only its .metadata can put together",
+        (true, false) => {
+            "one part of a distributed checkpoint of PyTorch, whose .metadata is not beside it; only that can put the \
+             parts together: fetch it too, and"
+        }
+        (false, _) => "the description of a distributed checkpoint of PyTorch, not its weights",
+    };
+    let then = if what.ends_with("and") { " " } else { ": " };
+    let what = format!("{what}{then}open its folder, {}", folder.display());
+    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
 }
 
 fn is_index(path: &Path) -> bool {
@@ -162,7 +199,9 @@ fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> R
             return open_index(&path.join(name), Some((path, others)), options).map(Some);
         }
         Ok(Choice { files: Files::Weights(names), others }) => {
-            let mut checkpoint = open_each(path, names.iter().map(|name| path.join(name)), None, options)?;
+            let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
+            refuse_dangling(path, &paths)?;
+            let mut checkpoint = open_each(path, paths.into_iter(), None, options)?;
             checkpoint.warnings.extend(left_alone(others.iter()));
             return Ok(Some(checkpoint));
         }
@@ -214,6 +253,18 @@ impl Listing {
     }
 }
 
+impl Listing {
+    /// Whether some file is weights by its name.
+    fn holds_weights(&self) -> bool {
+        let is_weights = |name: &String| {
+            let end = Path::new(name).extension().and_then(|end| end.to_str()).unwrap_or_default();
+            let ends = ["safetensors", "bin", "pt", "pth", PART];
+            name == torch::dcp::METADATA || (ends.contains(&end) && !folder::is_ignored(name))
+        };
+        self.files.iter().any(is_weights)
+    }
+}
+
 fn is_folder(entry: &DirEntry) -> bool {
     match entry.file_type() {
         Ok(kind) if kind.is_symlink() => entry.path().is_dir(),
@@ -225,11 +276,27 @@ fn is_folder(entry: &DirEntry) -> bool {
 fn open_weights(path: &Path, names: &[String], others: &[String], options: &OpenOptions) -> Result<Checkpoint> {
     demand_no_key(path, options)?;
     let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
+    refuse_dangling(path, &paths)?;
     let heads = shard::read_heads(&paths, options.max_header_bytes)?;
     let mut checkpoint = merge::many(path, heads, None)?;
     checkpoint.warnings.extend(left_alone(others.iter()));
     Ok(checkpoint)
 }
+
+/// Refuses files of a folder that are links to nothing, all of them at once.
+fn refuse_dangling(path: &Path, files: &[PathBuf]) -> Result<()> {
+    let name = |file: &PathBuf| quoted(&file.file_name().unwrap_or_default().to_string_lossy());
+    let dangling = files.iter().filter_map(|file| Some(format!("{} is {}", name(file), shard::dangling(file)?)));
+    let dangling: Listed = dangling.collect();
+    if dangling.is_empty() {
+        return Ok(());
+    }
+    let what = format!("{}: {} to nothing: {dangling}", path.display(), counted(dangling.len(), "link"));
+    Err(Error::NotFound { what, hint: Some(FETCH_BLOBS.into()) })
+}
+
+/// What to do about links to nothing.
+const FETCH_BLOBS: &str = "the download was cut short or the files they mean were removed: fetch them again";
 
 fn left_alone<'a>(files: impl Iterator<Item = &'a String>) -> Option<String> {
     let files: Listed = files.map(|name| quoted(name)).collect();
@@ -252,7 +319,7 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
             what: format!("{}: several indexes, and none is model.safetensors.index.json", path.display()),
             hint: Some(format!("name the one that you want: {}", indexes.join(", "))),
         },
-        NoChoice::Nothing { ignored, variants } => match foreign(listing) {
+        NoChoice::Nothing { ignored, variants } => match foreign(path, listing) {
             Some(what) if ignored.is_empty() && variants.is_empty() => {
                 Error::Unsupported { path: path.to_owned(), tensor: None, what }
             }
@@ -261,11 +328,23 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
     }
 }
 
-fn foreign(listing: &Listing) -> Option<String> {
+fn foreign(path: &Path, listing: &Listing) -> Option<String> {
     let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
-    (!found.is_empty())
-        .then(|| format!("nothing here is the model's by its name, there is only {found}: name the file that you want"))
+    let is_part = |name: &&String| Path::new(name).extension().is_some_and(|end| end == PART);
+    let below = folders_hint(path, listing);
+    let what = match listing.files.iter().find(is_part) {
+        Some(part) => format!(
+            "{} is one part of a distributed checkpoint of PyTorch, and the .metadata that puts the parts together is not \
+             here: fetch it too",
+            quoted(part)
+        ),
+        None => {
+            let then = if below.is_some() { "" } else { ": name the file that you want" };
+            format!("nothing here is the model's by its name, there is only {found}{then}")
+        }
+    };
+    (!found.is_empty()).then(|| below.map_or(what.clone(), |below| format!("{what}; {below}")))
 }
 
 fn nothing_found(
@@ -296,14 +375,25 @@ fn ignored_hint(ignored: &[String]) -> Option<String> {
     (!found.is_empty()).then(|| format!("files that are not the model's weights are left alone unless named: {found}"))
 }
 
-/// Sub-folders are never searched, but one that holds weights is worth a word.
+/// Sub-folders are never searched, but those that hold weights are worth a word: of any format, also two levels below.
 fn folders_hint(path: &Path, listing: &Listing) -> Option<String> {
-    let holds_weights = |name: &&String| {
-        let Ok(entries) = std::fs::read_dir(path.join(name)) else { return false };
-        entries.take(1000).flatten().any(|entry| entry.path().extension().is_some_and(|end| end == "safetensors"))
-    };
-    let found: Listed = listing.folders.iter().take(50).filter(holds_weights).map(|name| quoted(name)).collect();
-    (!found.is_empty()).then(|| format!("sub-folders are not searched, but there are weights in {found}"))
+    const MOST_FOLDERS: usize = 50;
+    let mut found = Listed::new();
+    for name in listing.folders.iter().filter(|name| !folder::is_ignored(name)).take(MOST_FOLDERS) {
+        let Ok(inside) = Listing::of(&path.join(name)) else { continue };
+        if inside.holds_weights() {
+            found.push(|| quoted(name));
+            continue;
+        }
+        for below in inside.folders.iter().filter(|below| !folder::is_ignored(below)).take(MOST_FOLDERS) {
+            let below = format!("{name}/{below}");
+            if Listing::of(&path.join(&below)).is_ok_and(|listing| listing.holds_weights()) {
+                found.push(|| quoted(&below));
+            }
+        }
+    }
+    (!found.is_empty())
+        .then(|| format!("sub-folders are not searched, but there are weights in {found}: name one of them"))
 }
 
 // ---- indexes
@@ -342,21 +432,32 @@ fn refuse_foreign_files(path: &Path, index: &Index) -> Result<()> {
 
 fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
     let is_absent = |path: &Path| std::fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-    let mut absent = Listed::new();
-    for (at, name) in
-        index.files().iter().enumerate().filter(|(at, _)| paths.get(*at).is_some_and(|path| is_absent(path)))
-    {
+    let (mut absent, mut dangling) = (Listed::new(), Listed::new());
+    for (at, name) in index.files().iter().enumerate() {
+        let Some(path) = paths.get(at).filter(|path| is_absent(path)) else { continue };
         // Looked up for the files that are shown only: an index may name a million of them.
-        absent.push(|| format!("{} (with {})", quoted(name), examples(index.tensors_of(at))));
+        let tensors = || examples(index.tensors_of(at));
+        match shard::dangling(path) {
+            Some(link) => dangling.push(|| format!("{} (with {}) is {link}", quoted(name), tensors())),
+            None => absent.push(|| format!("{} (with {})", quoted(name), tensors())),
+        }
     }
-    if absent.is_empty() {
+    if absent.is_empty() && dangling.is_empty() {
         return Ok(());
     }
+    let absent_words = || format!("{}, not there: {absent}", counted(absent.len(), "file"));
+    let dangling_words = || format!("{} to nothing: {dangling}", counted(dangling.len(), "link"));
+    let what = match (absent.is_empty(), dangling.is_empty()) {
+        (false, true) => absent_words(),
+        (true, _) => dangling_words(),
+        (false, false) => format!("{}; and {}", absent_words(), dangling_words()),
+    };
     let whole = path.with_file_name("model.safetensors");
     Err(Error::NotFound {
-        what: format!("{}: the index names {}, not there: {absent}", path.display(), counted(absent.len(), "file")),
+        what: format!("{}: the index names {what}", path.display()),
         hint: Some(match whole.is_file() {
             true => format!("fetch them; or, if the index is an old one, open {} itself", whole.display()),
+            false if absent.is_empty() => FETCH_BLOBS.into(),
             false => "fetch them: the download was cut short, or the index is of another version".into(),
         }),
     })

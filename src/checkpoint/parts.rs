@@ -1,13 +1,14 @@
 //! Several files, each already a checkpoint, as one: for files that are no safetensors, whose heads `merge` does not know.
 //!
-//! It opens nothing. The same rules hold as for safetensors: an index decides tensor by tensor, and no two files may share a
-//! tensor.
+//! It opens nothing. The same rules hold as for safetensors: an index decides tensor by tensor, and without one no two files may
+//! share a tensor.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::index::Index;
+use super::merge::{copies_left_alone, copy};
 use super::{Checkpoint, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
@@ -29,6 +30,8 @@ struct Join<'a> {
     whole: Checkpoint,
     /// Each tensor with the number of its file.
     tensors: BTreeMap<Arc<str>, (usize, TensorInfo)>,
+    /// Tensors in files that the index does not name for them, with the numbers of those files.
+    elsewhere: BTreeMap<Arc<str>, Vec<usize>>,
     names: Vec<String>,
     twice: Listed,
     stale: Listed,
@@ -47,9 +50,9 @@ impl<'a> Join<'a> {
             skipped: Vec::new(),
             shared: Vec::new(),
         };
-        let (tensors, names) = (BTreeMap::new(), Vec::new());
+        let (tensors, elsewhere, names) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let [twice, stale, unlisted] = [(); 3].map(|()| Listed::new());
-        Join { index: None, whole, tensors, names, twice, stale, unlisted }
+        Join { index: None, whole, tensors, elsewhere, names, twice, stale, unlisted }
     }
 
     fn add(&mut self, at: usize, part: Checkpoint) {
@@ -58,31 +61,47 @@ impl<'a> Join<'a> {
         self.whole.warnings.extend(part.warnings.iter().map(|warning| format!("{name}: {warning}")));
         self.whole.shards.extend(part.shards);
         self.whole.skipped.extend(part.skipped);
-        self.whole.shared.extend(part.shared);
         for (key, value) in part.metadata {
             self.whole.metadata.entry(key).or_insert(value);
         }
+        // A group counts the names whose tensors are taken from this file.
+        let is_taken = |name: &Arc<str>| self.index.is_none_or(|index| index.tensors().get(name) == Some(&at));
+        let taken = |group: Vec<Arc<str>>| group.into_iter().filter(is_taken).collect();
+        self.whole.shared.extend(part.shared.into_iter().map(taken));
         for tensor in part.tensors {
-            if self.index.is_some_and(|index| !index.tensors().contains_key(&tensor.name)) {
-                self.unlisted.push(|| quoted(&tensor.name));
-            } else if let Some((other, _)) = self.tensors.get(&tensor.name) {
-                let other = self.names.get(*other).cloned().unwrap_or_default();
-                self.twice
-                    .push_tensor(&tensor.name, || format!("{} is in {other} and in {name}", quoted(&tensor.name)));
-            } else {
-                self.tensors.insert(Arc::clone(&tensor.name), (at, shifted(tensor, shift)));
+            match self.index.map(|index| index.tensors().get(&tensor.name)) {
+                Some(None) => self.unlisted.push(|| quoted(&tensor.name)),
+                Some(Some(&file)) if file != at => {
+                    self.elsewhere.entry(Arc::clone(&tensor.name)).or_default().push(at);
+                }
+                _ => self.take(at, &name, shifted(tensor, shift)),
             }
         }
         self.names.push(name);
     }
 
+    fn take(&mut self, at: usize, file: &str, tensor: TensorInfo) {
+        if let Some((other, _)) = self.tensors.get(&tensor.name) {
+            let other = self.names.get(*other).cloned().unwrap_or_default();
+            self.twice.push_tensor(&tensor.name, || format!("{} is in {other} and in {file}", quoted(&tensor.name)));
+        } else {
+            self.tensors.insert(Arc::clone(&tensor.name), (at, tensor));
+        }
+    }
+
     fn finish(mut self) -> Result<Checkpoint, Fault> {
+        let mut copies = Listed::new();
         for (name, file) in self.index.iter().flat_map(|index| index.tensors()) {
-            let found = self.tensors.get(name).map(|(at, _)| *at);
-            if found != Some(*file) {
-                let said = self.names.get(*file).cloned().unwrap_or_default();
-                let found = found.and_then(|at| self.names.get(at)).map_or(String::new(), |at| format!(" but in {at}"));
-                self.stale.push_tensor(name, || format!("{} is not in {said}{found}", quoted(name)));
+            let file_name = |at: usize| self.names.get(at).cloned().unwrap_or_default();
+            let elsewhere: Vec<String> =
+                self.elsewhere.get(name).into_iter().flatten().map(|at| file_name(*at)).collect();
+            match (self.tensors.contains_key(name), elsewhere.first()) {
+                (true, None) => {}
+                (true, Some(_)) => copies.push(|| copy(name, &file_name(*file), &elsewhere)),
+                (false, found) => {
+                    let found = found.map_or(String::new(), |found| format!(" but in {found}"));
+                    self.stale.push_tensor(name, || format!("{} is not in {}{found}", quoted(name), file_name(*file)));
+                }
             }
         }
         self.stale.into_fault(Fault::Stale)?;
@@ -92,6 +111,7 @@ impl<'a> Join<'a> {
             let warning = format!("left alone because the index does not name them: {count}: {unlisted}");
             self.whole.warnings.push(warning);
         }
+        self.whole.warnings.extend(copies_left_alone(&copies));
         let kept = |name: &Arc<str>| self.tensors.contains_key(name);
         self.whole.shared.iter_mut().for_each(|group| group.retain(kept));
         self.whole.shared.retain(|group| group.len() > 1);

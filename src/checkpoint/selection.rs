@@ -13,7 +13,7 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use super::tensor_parallel::Rules;
 use super::{Checkpoint, TensorInfo, nearest};
-use crate::error::{Error, Result};
+use crate::error::{Absent, Error, Result};
 use crate::fault::{Listed, dtype_name, quoted};
 
 /// What to load. The default is everything, under the stored names.
@@ -27,7 +27,8 @@ pub struct Selection {
     pub slices: Vec<SliceRequest>,
     /// The share of one rank of a tensor-parallel group.
     pub tensor_parallel: Option<TensorParallel>,
-    /// Prefixes to take off the names, one after the other.
+    /// Prefixes to take off the names. One is taken off once. Of several, each is taken off in whatever order and as often as the
+    /// names begin with one of them, the longest first: wrappers come in any order (`module._orig_mod.`, `_orig_mod.module.`).
     pub strip_prefix: Vec<String>,
     /// Further names for tensors, beside those that the checkpoint records itself.
     pub ties: Vec<Tie>,
@@ -95,9 +96,9 @@ impl Checkpoint {
     /// The tensors that `selection` asks for, sorted by name.
     ///
     /// # Errors
-    /// [`Error::Request`] when something matches nothing, cuts unevenly or out of range, or gives two tensors one name;
-    /// [`Error::Unsupported`] when it covers tensors that cannot be loaded, unless that was agreed to (see
-    /// [`Checkpoint::passing_over`]).
+    /// [`Error::NoMatch`] when a name or pattern matches nothing; [`Error::Request`] when something cuts unevenly or out of
+    /// range, or gives two tensors one name; [`Error::Unsupported`] when it covers tensors that cannot be loaded, unless that
+    /// was agreed to (see [`Checkpoint::passing_over`]).
     pub fn select(&self, selection: &Selection) -> Result<Vec<Selected>> {
         let mut picked = self.pick(selection)?;
         self.cut_slices(&selection.slices, &mut picked)?;
@@ -187,20 +188,15 @@ impl Checkpoint {
     }
 
     /// Demands that each pattern matches something.
-    fn demand_matches(&self, globs: &Globs, option: &str, names: &[(Arc<str>, usize)]) -> Result<()> {
-        let (mut idle, mut unlike_any) = (Listed::new(), false);
-        for pattern in globs.idle(names) {
-            idle.push(|| {
-                let near = nearest::hint(pattern, names.iter().map(|(name, _)| name.as_ref()));
-                unlike_any |= near.is_none();
-                quoted(pattern) + &near.map_or(String::new(), |near| format!(" ({near})"))
-            });
-        }
-        if idle.is_empty() {
-            return Ok(());
-        }
-        let hint = unlike_any.then(|| self.how_to_see_names());
-        Err(request(format!("{option}: no tensor is called {idle}"), hint))
+    fn demand_matches(&self, globs: &Globs, option: &'static str, names: &[(Arc<str>, usize)]) -> Result<()> {
+        let candidates = || names.iter().map(|(name, _)| name.as_ref());
+        let absent: Vec<Absent> = globs.idle(names).map(|pattern| nearest::absent(pattern, candidates())).collect();
+        if absent.is_empty() { Ok(()) } else { Err(self.no_match(option, absent)) }
+    }
+
+    fn no_match(&self, option: &'static str, absent: Vec<Absent>) -> Error {
+        let unlike_any = absent.iter().any(|absent| absent.nearest.is_empty());
+        Error::NoMatch { option, absent, hint: unlike_any.then(|| self.how_to_see_names()) }
     }
 
     fn how_to_see_names(&self) -> String {
@@ -224,11 +220,9 @@ impl Checkpoint {
 
     fn cut_slices(&self, slices: &[SliceRequest], picked: &mut [Selected]) -> Result<()> {
         for slice in slices {
-            let tensor = self.number_of(&slice.name).ok_or_else(|| {
-                let what = format!("--slice: there is no tensor {}", quoted(&slice.name));
-                let near = nearest::hint(&slice.name, self.stored_names());
-                request(what, near.or_else(|| Some(self.how_to_see_names())))
-            })?;
+            let tensor = self
+                .number_of(&slice.name)
+                .ok_or_else(|| self.no_match("--slice", vec![nearest::absent(&slice.name, self.stored_names())]))?;
             let selected = picked
                 .iter_mut()
                 .find(|selected| selected.tensor == tensor)
@@ -422,26 +416,36 @@ fn check_whole_bytes(shape: &[u64], slice: &Slice, bits: u64) -> Result<(), u64>
 }
 
 fn strip(prefixes: &[String], picked: &mut [Selected]) -> Result<()> {
-    for prefix in prefixes {
-        let mut stripped = 0;
-        for name in
-            picked.iter_mut().flat_map(|selected| std::iter::once(&mut selected.name).chain(&mut selected.aliases))
-        {
-            let Some(rest) = name.strip_prefix(prefix.as_str()).filter(|_| !prefix.is_empty()) else { continue };
-            if rest.is_empty() {
+    let mut longest_first: Vec<&str> =
+        prefixes.iter().map(String::as_str).filter(|prefix| !prefix.is_empty()).collect();
+    longest_first.sort_by_key(|prefix| std::cmp::Reverse(prefix.len()));
+    let most = if prefixes.len() == 1 { 1 } else { usize::MAX };
+    let mut used: BTreeSet<&str> = BTreeSet::new();
+    let names = picked.iter_mut().flat_map(|one| std::iter::once(&mut one.name).chain(&mut one.aliases));
+    for name in names {
+        let mut rest = name.as_ref();
+        let mut taken = 0;
+        while taken < most {
+            used.extend(longest_first.iter().filter(|prefix| rest.starts_with(**prefix)));
+            let next = longest_first.iter().find_map(|prefix| Some((prefix, rest.strip_prefix(prefix)?)));
+            let Some((prefix, after)) = next else { break };
+            if after.is_empty() {
                 return Err(request(
                     format!("--strip-prefix {prefix:?} would leave nothing of the name {name:?}"),
                     None,
                 ));
             }
-            *name = rest.into();
-            stripped += 1;
+            rest = after;
+            taken += 1;
         }
-        if stripped == 0 {
-            return Err(request(format!("--strip-prefix {prefix:?}: no name begins with it"), beginnings(picked)));
+        if taken > 0 {
+            *name = rest.into();
         }
     }
-    Ok(())
+    match prefixes.iter().find(|prefix| !used.contains(prefix.as_str())) {
+        Some(idle) => Err(request(format!("--strip-prefix {idle:?}: no name begins with it"), beginnings(picked))),
+        None => Ok(()),
+    }
 }
 
 fn beginnings(picked: &[Selected]) -> Option<String> {

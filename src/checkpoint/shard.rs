@@ -4,7 +4,7 @@
 //! bytes that a hostile length field asks for are allocated after it has been compared with the file's length.
 
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, Read};
 use std::num::NonZero;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -130,6 +130,25 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
     }
 }
 
+/// Reads a text as [`read_text`] does, or what a pipe or a device gives until its end.
+pub(crate) fn read_stream(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(|e| cannot_open(path, e))?;
+    read_to_end(file, path, limit)
+}
+
+/// Reads all that a stream gives, refusing more than `limit` bytes. `path` names it in errors.
+pub(crate) fn read_to_end(stream: impl Read, path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    stream.take(limit.saturating_add(1)).read_to_end(&mut text).map_err(|e| Error::io("read", path, e))?;
+    match text.len() as u64 {
+        0 => Err(Error::malformed(path, Fault::Empty)),
+        found if found > limit => {
+            Err(Error::Limit { what: format!("the length in bytes of {}", path.display()), limit, found, hint: None })
+        }
+        _ => Ok(text),
+    }
+}
+
 /// `len` is never above the file's length, nor above a limit.
 fn read(file: &File, path: &Path, offset: u64, len: u64) -> Result<Vec<u8>> {
     match zeroed(len).and_then(|mut bytes| file.read_exact_at(&mut bytes, offset).map(|()| bytes)) {
@@ -165,13 +184,43 @@ pub(crate) fn open_regular(path: &Path) -> Result<(File, Metadata)> {
 }
 
 fn cannot_open(path: &Path, error: io::Error) -> Error {
-    match std::fs::read_link(path) {
-        Ok(target) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
-            what: format!("{}: a link to {}, which is not there", path.display(), target.display()),
+    match dangling(path) {
+        Some(link) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
+            what: format!("{}: {link}", path.display()),
             hint: Some("the download was cut short or its blob was removed; fetch it again".into()),
         },
         _ => Error::io("open", path, error),
     }
+}
+
+/// `a link to "x", which is not there`, if the path is a link that leads nowhere, or goes through a folder that is one.
+pub(crate) fn dangling(path: &Path) -> Option<String> {
+    let is_gone = |path: &Path| std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if !is_gone(path) {
+        return None;
+    }
+    // The outermost link that leads nowhere: what lies below it cannot be looked at.
+    let mut above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
+    above.reverse();
+    let link = above.into_iter().find(|above| above.is_symlink() && is_gone(above))?;
+    let target = std::fs::read_link(link).ok()?;
+    let end = end_of(link);
+    let within = if link == path { String::new() } else { format!("its folder {} is ", link.display()) };
+    let by_way = link.parent().map_or(target.clone(), |parent| parent.join(&target));
+    let which = if end == by_way { String::new() } else { format!(" and in the end to {}", end.display()) };
+    Some(format!("{within}a link to {}{which}, which is not there", target.display()))
+}
+
+/// Where a chain of links ends.
+fn end_of(link: &Path) -> PathBuf {
+    /// As many as the kernel follows.
+    const MOST_LINKS: usize = 40;
+    let mut end = link.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = std::fs::read_link(&end) else { break };
+        end = end.parent().map_or(target.clone(), |parent| parent.join(&target));
+    }
+    end
 }
 
 fn demand_regular(path: &Path, metadata: &Metadata) -> Result<()> {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ impl Spec {
     /// Text that is not that, duplicate names, unknown dtypes, numbers outside 64 bits.
     pub fn parse(text: &[u8]) -> Result<Spec, Fault> {
         let mut draft = Draft::default();
-        json::read(text, "specification", &mut draft)?;
+        json::read(json::without_mark(text)?, "specification", &mut draft)?;
         if !draft.seen || draft.instead.is_some() || draft.tensors.instead.is_some() {
             return Err(Fault::Other(
                 "a specification must be {\"tensors\": {NAME: {\"dtype\": …, \"shape\": […]}}}".into(),
@@ -66,18 +67,61 @@ impl Spec {
         Ok(Spec { tensors: draft.tensors.map })
     }
 
-    /// Reads a specification from a `.json` file, or takes the tensors of the checkpoint that lies at `path`.
+    /// Reads a specification from a file of JSON (or a pipe that gives one), or takes the tensors of the checkpoint that lies at
+    /// `path`.
     ///
     /// # Errors
     /// When neither can be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Spec> {
         let path = path.as_ref();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if !name.ends_with(".json") || name.contains(".index.") || path.is_dir() {
-            return Ok(Spec::from(&Checkpoint::open(path)?));
+        match Spec::text_at(path)? {
+            Some(text) => Spec::parse(&text).map_err(|fault| Error::malformed(path, fault)),
+            None => Ok(Spec::from(&Checkpoint::open(path)?)),
         }
-        Spec::parse(&shard::read_text(path, MAX_SPEC_BYTES)?).map_err(|fault| Error::malformed(path, fault))
     }
+
+    /// Reads a specification from a stream, to its end. `name` stands for it in errors.
+    ///
+    /// # Errors
+    /// When the stream fails, or gives no specification.
+    pub fn read(stream: impl std::io::Read, name: impl AsRef<Path>) -> Result<Spec> {
+        let name = name.as_ref();
+        let text = shard::read_to_end(stream, name, MAX_SPEC_BYTES)?;
+        Spec::parse(&text).map_err(|fault| Error::malformed(name, fault))
+    }
+
+    /// The JSON at `path`; `None` if a checkpoint lies there. A file counts as JSON by its name or else by its beginning; what a
+    /// pipe gives can be nothing else, since weights are read by position.
+    ///
+    /// # Errors
+    /// When the JSON cannot be read.
+    pub fn text_at(path: impl AsRef<Path>) -> Result<Option<Vec<u8>>> {
+        let path = path.as_ref();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let is_json = name.ends_with(".json") && !name.contains(".index.");
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(None),
+            Ok(found) if found.is_file() && (is_json || begins_as_json(path, found.len())) => {
+                shard::read_text(path, MAX_SPEC_BYTES).map(Some)
+            }
+            Ok(found) if !found.is_file() => shard::read_stream(path, MAX_SPEC_BYTES).map(Some),
+            Err(_) if is_json => shard::read_text(path, MAX_SPEC_BYTES).map(Some), // says why
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Whether a file that is not called `.json` is JSON all the same: it begins with `{`, and the 8 bytes there are no length of a
+/// header of safetensors.
+fn begins_as_json(path: &Path, bytes: u64) -> bool {
+    let is_index = path.extension().is_some_and(|extension| extension == "json");
+    let mut beginning = [0; 64];
+    let read = shard::open_regular(path).ok().and_then(|(file, _)| file.read_at(&mut beginning, 0).ok());
+    let Some(beginning) = beginning.get(..read.unwrap_or(0)).filter(|_| !is_index) else { return false };
+    let claims = beginning.first_chunk().map(|length| u64::from_le_bytes(*length));
+    let is_header = claims.is_some_and(|claims| claims.checked_add(8).is_some_and(|end| end <= bytes));
+    let text = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(beginning);
+    !is_header && text.trim_ascii_start().first() == Some(&b'{')
 }
 
 impl From<&Checkpoint> for Spec {
@@ -242,7 +286,9 @@ pub fn verify(checkpoint: &Checkpoint, selection: &Selection, spec: &Spec) -> Re
 
 fn mismatch(checkpoint: &Checkpoint, error: Error) -> Error {
     match error {
-        Error::Request { .. } => Error::Mismatch { path: checkpoint.path.clone(), report: error.to_string() },
+        Error::Request { .. } | Error::NoMatch { .. } => {
+            Error::Mismatch { path: checkpoint.path.clone(), report: error.to_string() }
+        }
         error => error,
     }
 }
@@ -278,6 +324,11 @@ impl Verdict {
     /// [`Error::Mismatch`] with the whole verdict in words.
     pub fn demand(&self, path: &Path) -> Result<()> {
         if self.ok { Ok(()) } else { Err(Error::Mismatch { path: path.to_owned(), report: self.to_string() }) }
+    }
+
+    /// Whether tensors are needed and none of them is there.
+    pub fn has_nothing_in_common(&self) -> bool {
+        self.needed > 0 && self.missing.len() == self.needed
     }
 
     fn settle(&mut self) {
@@ -438,6 +489,11 @@ impl fmt::Display for Verdict {
             return write!(f, "matches: all {} tensors have the names, shapes and dtypes that are needed", self.needed);
         }
         f.write_str("does not match what is needed")?;
+        if self.has_nothing_in_common() {
+            let (needed, found) = (self.missing.len(), self.unexpected.len());
+            let names = if found == 0 { "it holds no tensor at all".to_owned() } else { differ(self) };
+            write!(f, ": no name is in common ({needed} needed, {found} found): {names}")?;
+        }
         section(f, "missing", &self.missing, |name| quoted(name))?;
         section(f, "unexpected", &self.unexpected, |name| quoted(name))?;
         section(f, "of another shape", &self.shape_mismatch, |it| {
@@ -450,6 +506,16 @@ impl fmt::Display for Verdict {
         section(f, "tied", &conflicts, |tie| tie.to_string())?;
         self.suggestion.as_ref().map_or(Ok(()), |suggestion| write!(f, "\n  suggestion: {suggestion}"))
     }
+}
+
+/// What names without a single one in common look like, side by side.
+fn differ(verdict: &Verdict) -> String {
+    let first = |names: &[String]| names.first().map_or(String::new(), |name| quoted(name));
+    let why = match &verdict.suggestion {
+        Some(_) => "a prefix is too much, or missing",
+        None => "this is another model, or its names are of another library",
+    };
+    format!("{why}; needed is {}, found is {}", first(&verdict.missing), first(&verdict.unexpected))
 }
 
 fn section<T>(f: &mut fmt::Formatter<'_>, what: &str, items: &[T], words: impl Fn(&T) -> String) -> fmt::Result {

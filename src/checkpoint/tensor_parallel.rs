@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use super::shard;
+use super::{json, shard};
 use crate::error::{Error, Result};
 
 /// The rules of one checkpoint.
@@ -118,7 +118,8 @@ fn read(path: &Path) -> Result<Config> {
         }
         text => text?,
     };
-    serde_json::from_slice(&text).map_err(|e| no_rules(&format!("{} cannot be read: {e}", path.display())))
+    let text = json::without_mark(&text).map_err(|fault| no_rules(&format!("{}: {fault}", path.display())))?;
+    serde_json::from_slice(text).map_err(|e| no_rules(&format!("{} cannot be read: {e}", path.display())))
 }
 
 fn no_rules(why: &str) -> Error {

@@ -378,18 +378,12 @@ fn an_index_of_very_many_missing_files_costs_no_more_than_reading_it() {
 }
 
 #[test]
-fn a_tensor_in_two_files_names_both() {
+fn without_an_index_a_tensor_in_two_files_names_both() {
     let dir =
         folder(&[(FIRST, bytes_file(&[("a", &[1]), ("b", &[1])])), (SECOND, bytes_file(&[("a", &[2]), ("b", &[1])]))]);
-    for index in [false, true] {
-        if index {
-            let text = hostile::index(&[("a", FIRST), ("b", SECOND)]);
-            std::fs::write(dir.path().join(INDEX), text).unwrap();
-        }
-        let said = said(dir.path());
-        for word in ["\"a\" is in", "\"b\" is in", FIRST, SECOND] {
-            assert!(said.contains(word), "no {word:?} in {said}");
-        }
+    let said = said(dir.path());
+    for word in ["\"a\" is in", "\"b\" is in", FIRST, SECOND] {
+        assert!(said.contains(word), "no {word:?} in {said}");
     }
 }
 

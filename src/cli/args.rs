@@ -62,13 +62,14 @@ report.efficiency are there only with limits that `vramp bench` measured before;
 
 const VERIFY_EXAMPLES: &str = "\
 SPEC is a JSON file {\"tensors\": {\"name\": {\"dtype\": \"F32\", \"shape\": [2, 3]}}} (the JSON of `vramp \
-inspect` is one too), or another checkpoint, whose names, types and shapes are then demanded. \
+inspect` is one too), - or a pipe that gives one, or another checkpoint, whose names, types and shapes are then demanded. \
 Everything that differs is listed, not only the first.
 
 Examples:
   vramp verify ./m --spec spec.json
   vramp verify ./fine-tuned --spec ./base
   vramp verify ddp.safetensors --spec spec.json --strip-prefix module.
+  vramp inspect ./base --json | vramp verify ./m --spec -
   vramp verify ./m --spec spec.json --tied lm_head.weight=model.embed_tokens.weight
 
 JSON: {ok, missing, unexpected, shape_mismatch, dtype_mismatch, ties, suggestion}.
@@ -307,6 +308,8 @@ pub(crate) struct SelectionArgs {
 #[command(next_help_heading = "Selection")]
 pub(crate) struct NameArgs {
     /// Take this off the beginning of names, where they have it (repeatable).
+    ///
+    /// Once; of several prefixes each as often as names begin with one, in whatever order.
     #[arg(long, value_name = "PREFIX")]
     pub(crate) strip_prefix: Vec<String>,
     /// ALIAS is another name of the tensor NAME (repeatable).
@@ -350,7 +353,7 @@ pub(crate) struct LoadArgs {
     /// GPUs.
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub(crate) device: Option<String>,
-    /// Demand that the checkpoint matches, before a byte is read: a JSON file or another checkpoint.
+    /// Demand that the checkpoint matches, before a byte is read: a JSON file (- is standard input) or another checkpoint.
     ///
     /// The same strict check as `vramp verify`. With a selection, the check is of the whole checkpoint.
     #[arg(long, value_name = "SPEC", value_hint = ValueHint::AnyPath)]
@@ -501,7 +504,7 @@ pub(crate) struct VerifyArgs {
     /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What is demanded: a JSON file or another checkpoint.
+    /// What is demanded: a JSON file (- is standard input) or another checkpoint.
     #[arg(long, value_name = "SPEC", value_hint = ValueHint::AnyPath)]
     pub(crate) spec: PathBuf,
     /// Print JSON.
@@ -551,6 +554,8 @@ pub(crate) struct ConversionArgs {
     #[arg(long, value_name = "GLOB", help_heading = "Selection")]
     pub(crate) exclude: Vec<String>,
     /// Take this off the beginning of names, where they have it (repeatable).
+    ///
+    /// Once; of several prefixes each as often as names begin with one, in whatever order.
     #[arg(long, value_name = "PREFIX", help_heading = "Selection")]
     pub(crate) strip_prefix: Vec<String>,
     #[command(flatten)]

@@ -3,7 +3,8 @@
 //!
 //! The first signal asks politely; a watchdog ends the process when that does not help (a read from a dead server never
 //! returns). A second signal ends it at once. A temporary folder that is registered here, and what a save has not finished,
-//! is removed on every one of these ways. The signals arrive on an ordinary thread, so ordinary code may run.
+//! is removed on every one of these ways. One ordinary thread waits for the signals and every other one blocks them, so that
+//! ordinary code may run, and a main thread that sits in a wait that no signal ends keeps nobody from noticing.
 //!
 //! The command, the watchdog and a second signal may all come to an end at the same moment. One of them ends the process:
 //! it never says twice why, and its exit status never belies its words.
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use vramp::Error;
 use vramp::load::Cancel;
+use vramp::os::{self, BlockedSignals};
 use vramp::save::Leftovers;
 use vramp::store::FileStore;
 
@@ -54,12 +56,23 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over SIGINT, SIGTERM and SIGHUP.
+    /// Takes over SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under `nohup`). Call it before there are other threads:
+    /// they do not take the signals because the one that starts them does not.
     pub(crate) fn install(output: Output) -> Interrupt {
         let interrupt = Interrupt { cancel: Cancel::new(), folder: Arc::default(), leftovers: Leftovers::default() };
+        let ours = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+        let ours: Vec<i32> = ours.into_iter().filter(|it| *it != libc::SIGHUP || !os::is_ignored(*it)).collect();
+        let Ok(blocked) = BlockedSignals::block(&ours) else { return interrupt };
         let here = interrupt.clone();
-        // Where the signals cannot be taken over they end the process the ordinary way.
-        let _ = ctrlc::set_handler(move || here.arrived(output));
+        let take = move || {
+            while blocked.wait().is_ok() {
+                here.arrived(output);
+            }
+        };
+        if thread::Builder::new().name("vramp-signals".to_owned()).spawn(take).is_err() {
+            // Where the signals cannot be taken over they end the process the ordinary way.
+            let _ = blocked.unblock();
+        }
         interrupt
     }
 

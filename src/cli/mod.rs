@@ -48,11 +48,21 @@ use output::{Failure, INTERNAL_ERROR, Level, Output};
 /// What the first panic said, on whichever thread.
 static PANIC: OnceLock<String> = OnceLock::new();
 
+/// What is left to say where even a small allocation or a thread's stack is not to be had.
+const ABORTED: &str = "error: out of memory: the program could not go on\n  because: a limit on memory (ulimit -v, a container's) \
+                       or the machine's own was reached; give it more, or load less\n";
+const ABORTED_JSON: &str = "{\"error\":{\"kind\":\"out_of_memory\",\"message\":\"out of memory: the program could not go on\",\
+                            \"path\":null,\"tensor\":null,\"causes\":[\"a limit on memory or the machine's own was reached\"]}}\n";
+
 /// Runs the program; returns its exit status.
 pub(crate) fn main() -> u8 {
     panic::set_hook(Box::new(|info| {
         let _ = PANIC.set(info.to_string());
     }));
+    if os::is_memory_limited() {
+        os::share_one_arena();
+    }
+    os::report_aborts(if asked_for_json() { ABORTED_JSON } else { ABORTED }, INTERNAL_ERROR.into());
     os::let_large_writes_fail(); // else the kernel ends the program in the middle of a save, and nothing is removed
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -188,7 +188,15 @@ impl Output {
 
 /// Whether an error that names no file is about the checkpoint all the same, and not about the machine or the user's wish to stop.
 fn is_about_input(error: &Error) -> bool {
-    matches!(error, Error::NotFound { .. } | Error::Request { .. } | Error::Limit { .. } | Error::OutOfMemory { .. })
+    matches!(
+        error,
+        Error::NotFound { .. }
+            | Error::NoTensor { .. }
+            | Error::NoMatch { .. }
+            | Error::Request { .. }
+            | Error::Limit { .. }
+            | Error::OutOfMemory { .. }
+    )
 }
 
 /// The chain of causes below an error.

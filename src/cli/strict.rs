@@ -56,22 +56,31 @@ pub(crate) fn demand_ties(checkpoint: &Checkpoint, selected: &[Selected], ties: 
 fn check(spec: &Spec, checkpoint: &Checkpoint, names: &Selection) -> Result<Verdict, Failure> {
     let mismatch = |report: String| Error::Mismatch { path: checkpoint.path().to_owned(), report };
     strict::verify(checkpoint, names, spec).map_err(|error| match error {
-        Error::Request { .. } => mismatch(error.to_string()).into(),
+        Error::Request { .. } | Error::NoMatch { .. } => mismatch(error.to_string()).into(),
         other => other.into(),
     })
 }
 
-/// A checkpoint is opened as the one that is checked; anything else is a list of tensors, which the library reads.
+/// A checkpoint is opened as the one that is checked; anything else is a list of tensors, which the library reads. `-` is
+/// standard input.
 fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let spec = if name.ends_with(".json") && !name.contains(".index.") && !path.is_dir() {
-        Spec::open(path)
-    } else {
-        // The key is that of the checkpoint which is judged.
-        let open = OpenOptions { key: None, ..open.clone() };
-        Checkpoint::open_with(path, &open).map(|checkpoint| Spec::from(&checkpoint))
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |error| Failure::LibraryAt { error, path }
     };
-    spec.map_err(|error| Failure::LibraryAt { error, path: path.to_owned() })
+    if path == Path::new("-") {
+        let name = Path::new("standard input");
+        return Spec::read(std::io::stdin().lock(), name).map_err(at(name));
+    }
+    let spec = match Spec::text_at(path).map_err(at(path))? {
+        Some(text) => Spec::parse(&text).map_err(|fault| Error::malformed(path, fault)),
+        None => {
+            // The key is that of the checkpoint which is judged.
+            let open = OpenOptions { key: None, ..open.clone() };
+            Checkpoint::open_with(path, &open).map(|checkpoint| Spec::from(&checkpoint))
+        }
+    };
+    spec.map_err(at(path))
 }
 
 fn as_text(verdict: &Verdict, checkpoint: &Checkpoint) -> String {

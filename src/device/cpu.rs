@@ -54,8 +54,8 @@ impl Device for CpuDevice {
     }
 
     fn alloc(&self, bytes: u64) -> Result<Arena> {
-        if let Some(available) = os::available_memory_bytes().filter(|&available| available < bytes) {
-            return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(available) });
+        if os::available_memory_bytes().is_some_and(|available| available < bytes) {
+            return Err(out_of_memory(bytes));
         }
         let len = usize::try_from(bytes).map_err(|_| out_of_memory(bytes))?;
         HostBlock::new(len).map(Arena::host).map_err(|_| out_of_memory(bytes))
@@ -222,7 +222,7 @@ fn word(bytes: u64) -> Result<usize> {
 }
 
 fn out_of_memory(needed: u64) -> Error {
-    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
+    os::out_of_memory("cpu", needed)
 }
 
 #[cfg(test)]

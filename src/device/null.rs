@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
+use crate::os;
 use crate::staging::{StagingBuffer, StagingPool};
 
 /// A device without memory.
@@ -31,11 +32,8 @@ impl Device for NullDevice {
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {
-        StagingPool::new(count, buffer_bytes).map_err(|_| Error::OutOfMemory {
-            device: self.name(),
-            needed: (count as u64).saturating_mul(buffer_bytes as u64),
-            free: None,
-        })
+        StagingPool::new(count, buffer_bytes)
+            .map_err(|_| os::out_of_memory("null", (count as u64).saturating_mul(buffer_bytes as u64)))
     }
 
     fn alloc(&self, bytes: u64) -> Result<Arena> {

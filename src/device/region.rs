@@ -19,6 +19,7 @@ use crate::convert::transpose;
 use crate::digest;
 use crate::error::{Error, Result};
 use crate::host::HostBlock;
+use crate::os;
 
 /// Memory of a device that the host cannot address.
 ///
@@ -358,7 +359,7 @@ impl View {
 
     fn transposed_on_host(&self, [rows, columns]: [u64; 2], element_bytes: u64) -> Result<View> {
         let misfit = || Error::Poisoned { what: "a transposed view" };
-        let out_of_memory = |_| Error::OutOfMemory { device: "cpu".to_owned(), needed: self.len(), free: None };
+        let out_of_memory = |_| os::out_of_memory("cpu", self.len());
         let source = self.bytes().ok_or_else(misfit)?;
         let arena = Arena::host(HostBlock::new(source.len()).map_err(out_of_memory)?);
         let (mut regions, written) = arena.carve(std::slice::from_ref(&(0..self.len())))?;

@@ -25,7 +25,7 @@ use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
 use crate::source::{Fallbacks, GPU_DIRECT, GpuDirect, Limits, Route};
 
 /// What the word is in the list of fallbacks.
-const WHAT: &str = "gpu-direct";
+pub(super) const WHAT: &str = "gpu-direct";
 
 /// Past the host, bytes must come at least this many times as fast: a measured tie is no reason to leave the beaten track.
 const MARGIN: f64 = 1.1;

@@ -67,7 +67,7 @@ impl Loading {
     /// The tensor is provisional until [`Loading::finish`] succeeds: a file that changed is found out at the end of its shard.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a name that is not loaded, [`Error::Cancelled`] when the load ended without it.
+    /// [`Error::NoTensor`] for a name that is not loaded, [`Error::Cancelled`] when the load ended without it.
     pub fn wait(&self, name: &str) -> Result<Tensor> {
         let readiness = &self.readiness;
         let mut ended = readiness.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Loading {
     /// The tensor, if its bytes are there already.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a name that is not loaded.
+    /// [`Error::NoTensor`] for a name that is not loaded.
     pub fn ready(&self, name: &str) -> Result<Option<Tensor>> {
         self.readiness.tensor(name)
     }
@@ -151,7 +151,8 @@ impl Readiness {
     }
 
     fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let (name, &index) = self.names.get_key_value(name).ok_or_else(|| not_loaded(name))?;
+        let (name, &index) =
+            self.names.get_key_value(name).ok_or_else(|| not_loaded(name, self.names.keys().map(Arc::as_ref)))?;
         let placement = self.placements.get(index).ok_or(Error::Poisoned { what: "the index of names" })?;
         let view = self.written.get().and_then(|written| written.view(placement.range()));
         let shape = || Arc::clone(&placement.shape);

@@ -46,13 +46,13 @@ use meter::Meter;
 use run::Run;
 use trace::{Span, Tracer};
 
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, scaled_names};
+use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, no_tensor, scaled_names};
 use crate::convert::Float;
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
-use crate::extent::align_down;
+use crate::extent::{align_down, align_up};
 use crate::os;
-use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Wanted, WantedCast};
+use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast};
 use crate::report::{Cache, Report, StageTime, Staging};
 use crate::source::{
     Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
@@ -144,7 +144,8 @@ pub struct Prepared {
 ///
 /// # Errors
 /// When the checkpoint is refused, something that was asked for is not there, reading fails, or a file changes meanwhile.
-/// Nothing is handed out then.
+/// Nothing is handed out then. A change is seen by length, modification time and inode; what another process writes through a
+/// shared mapping shows in none of these and is not seen, whatever the route.
 pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(path, &options.open)?;
@@ -178,10 +179,11 @@ impl Loaded {
     /// The tensor of that name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the load did not have it.
+    /// [`Error::NoTensor`], with the nearest names, when the load did not have it.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).map_err(|_| not_loaded(name))?;
-        self.tensors.get(at).ok_or_else(|| not_loaded(name))
+        let at = self.tensors.binary_search_by(|tensor| tensor.name().cmp(name)).ok();
+        let names = || self.tensors.iter().map(Tensor::name);
+        at.and_then(|at| self.tensors.get(at)).ok_or_else(|| not_loaded(name, names()))
     }
 
     /// All tensors, aliases included, sorted by name.
@@ -190,8 +192,8 @@ impl Loaded {
     }
 }
 
-fn not_loaded(name: &str) -> Error {
-    Error::NotFound { what: format!("tensor {name:?} was not loaded"), hint: None }
+fn not_loaded<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Error {
+    no_tensor(name, "was not loaded", names)
 }
 
 type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQueue> + Send>;
@@ -298,7 +300,11 @@ impl Loader {
         let wanted = wanted(checkpoint, &casts, places)?;
         let (mut facts, file_system, volume) = self.facts(checkpoint.shards(), &wanted)?;
         match self.options.route {
-            _ if places.is_some() => {} // the places decide, not the residues of the file
+            RouteChoice::GpuDirect if places.is_some() => {
+                let why = "is not for memory that exists already: the places decide, not the residues of the file";
+                self.fallbacks.note(gpu_direct::WHAT, why);
+            }
+            _ if places.is_some() => {}
             RouteChoice::GpuDirect => self.ask_gpu_direct(checkpoint.shards(), &mut facts)?,
             RouteChoice::Auto => self.try_gpu_direct(checkpoint.shards(), &wanted, &mut facts, TRIAL)?,
             RouteChoice::Direct | RouteChoice::Buffered | RouteChoice::Mapped => {}
@@ -309,6 +315,9 @@ impl Loader {
         let buffer_bytes = self.staging_shape().bytes as u64;
         let options = PlanOptions { route: self.options.route, buffer_bytes };
         let plan = plan::plan(&wanted, &facts, self.device.limits(), options)?;
+        if self.options.route == RouteChoice::Direct {
+            self.note_small_reads(&plan, &facts);
+        }
         let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
@@ -536,7 +545,16 @@ impl Loader {
         let lies_there = shard.made.is_none();
         let may_be_direct = lies_there && !system.network && !system.memory;
         let wants_direct = !matches!(self.options.route, RouteChoice::Buffered | RouteChoice::Mapped);
-        let direct = (may_be_direct && wants_direct).then(|| file.source(Route::Direct));
+        // What was asked for is asked of the file even where it cannot be had: the file notes why.
+        let asked_direct = self.options.route == RouteChoice::Direct && lies_there;
+        let direct = ((may_be_direct && wants_direct) || asked_direct).then(|| file.source(Route::Direct));
+        match self.options.route {
+            RouteChoice::Mapped if lies_there => drop(file.source(Route::Mapped)),
+            RouteChoice::Direct => self.note_made("O_DIRECT", shard),
+            RouteChoice::Mapped => self.note_made("mmap", shard),
+            RouteChoice::GpuDirect => self.note_made(gpu_direct::WHAT, shard),
+            RouteChoice::Auto | RouteChoice::Buffered => {}
+        }
         ShardFacts {
             bytes: shard.bytes,
             residency: file.residency_glance(),
@@ -544,6 +562,32 @@ impl Loader {
             gpu_direct: None,
             cached: self.limits_of(&*file.source(Route::Buffered)),
             mappable: lies_there && !system.network,
+        }
+    }
+
+    /// Notes that a route was asked for and a shard has none, because its bytes do not lie in the file as they are loaded.
+    fn note_made(&self, what: &str, shard: &Shard) {
+        if shard.made.is_some() {
+            let why =
+                "some tensors do not lie in their file as they are loaded (they are deflated, strided or big-endian)";
+            self.fallbacks.note(what, format!("{why}; read through the page cache"));
+        }
+    }
+
+    /// Notes reads that were to be direct and hold no whole block, so that nothing of them can be.
+    fn note_small_reads(&self, plan: &LoadPlan, facts: &[ShardFacts]) {
+        let block = |transfer: &Transfer| facts.get(transfer.shard as usize)?.direct.map(|limits| limits.align.max(1));
+        let is_small = |transfer: &&Transfer| {
+            let end = transfer.offset.saturating_add(transfer.len);
+            let whole = |block: u64| align_up(transfer.offset, block).saturating_add(block) <= end;
+            transfer.route == Route::Direct && block(transfer).is_some_and(|block| !whole(block))
+        };
+        let small: Vec<&Transfer> = plan.transfers.iter().filter(is_small).collect();
+        if let Some(block) = small.first().and_then(|transfer| block(transfer)) {
+            let (count, all) = (small.len(), plan.transfers.len());
+            let why =
+                format!("{count} of {all} reads hold no whole block of {block} bytes; read through the page cache");
+            self.fallbacks.note("O_DIRECT", why);
         }
     }
 }

@@ -236,6 +236,9 @@ impl<'a> Run<'a> {
                 self.arrived(transfer.len);
             }
             Target::Staging(buffer) => self.upload(id, buffer),
+            Target::Lost => {
+                self.fail(Error::Poisoned { what: "a read without its target succeeded" });
+            }
         }
     }
 

@@ -86,7 +86,7 @@ fn buffer(table: &ScaleTable) -> Result<Vec<u8>> {
     let elements = stored.saturating_mul(8) / table.dtype.bits().unwrap_or(8).max(1);
     let needed = elements.saturating_mul(size_of::<f32>() as u64).saturating_add(stored);
     let free = os::available_memory_bytes();
-    let out_of_memory = || Error::OutOfMemory { device: "cpu".to_owned(), needed, free };
+    let out_of_memory = || os::out_of_memory("cpu", needed);
     let mut bytes = Vec::new();
     let len = word(stored).filter(|_| free.is_none_or(|free| needed <= free)).ok_or_else(out_of_memory)?;
     bytes.try_reserve_exact(len).map_err(|_| out_of_memory())?;

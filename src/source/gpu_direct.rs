@@ -81,11 +81,7 @@ impl GpuDirect {
             return Ok(buffer);
         }
         let made = StagingPool::reserve(1, CHUNK_BYTES).ok().and_then(|pool| pool.acquire());
-        made.ok_or_else(|| Error::OutOfMemory {
-            device: "cpu".to_owned(),
-            needed: CHUNK_BYTES as u64,
-            free: os::available_memory_bytes(),
-        })
+        made.ok_or_else(|| os::out_of_memory("cpu", CHUNK_BYTES as u64))
     }
 
     fn put_back(&self, buffer: StagingBuffer) {

@@ -116,7 +116,8 @@ impl MappedFile {
         Some(unsafe { self.bytes() })
     }
 
-    /// Demands that everything copied or looked at so far was really the file's.
+    /// Demands that everything copied or looked at so far was really the file's. Stores of another process through a shared mapping
+    /// change the bytes without a sign that could be checked here.
     ///
     /// # Errors
     /// [`Error::Changed`] when the file shrank or was written to since it was opened, [`Error::Io`] when its storage failed.

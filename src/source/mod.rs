@@ -69,6 +69,9 @@ pub trait OpenFile: Send + Sync {
 
     /// Demands that the file still is what it was: length, modification time, and the path still leads to it.
     ///
+    /// What another process writes through a shared writable mapping is not seen: the kernel sets the modification time only when
+    /// such a page is first written after it was last written back, or at `msync` and `munmap`. This holds for every route.
+    ///
     /// # Errors
     /// [`Error::Changed`] with both values. A path that leads nowhere any more is no error: the
     /// open file keeps its bytes.

@@ -40,6 +40,8 @@ pub enum Target {
     Staging(StagingBuffer),
     /// The right place in the arena: one that the host can address, or that the source fills itself ([`Route::GpuDirect`]).
     InPlace(Region),
+    /// Memory that the kernel may still write, and that therefore nobody gets back: only of a read that failed.
+    Lost,
 }
 
 impl Read {
@@ -63,6 +65,7 @@ impl Target {
         let whole = match self {
             Target::Staging(buffer) => Some(buffer.bytes_mut()),
             Target::InPlace(region) => region.bytes_mut(),
+            Target::Lost => None,
         };
         let bytes = whole.and_then(|bytes| bytes.get_mut(..len));
         bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
@@ -230,7 +233,7 @@ impl ReadQueue for ThreadQueue {
         let job = Job { read, target };
         match (job.read.source.route(), &job.target) {
             (Route::Direct, Target::InPlace(_)) => self.populate.send(job),
-            (Route::Direct, Target::Staging(_)) => self.inlet().send(job),
+            (Route::Direct, Target::Staging(_) | Target::Lost) => self.inlet().send(job),
             (Route::GpuDirect, _) => self.gpu_direct.send(job),
             (Route::Buffered | Route::Mapped, _) => self.page_cache.send(job),
         }
@@ -300,6 +303,13 @@ impl Job {
         self.end(outcome, started)
     }
 
+    /// Ends a job whose target the kernel may still write: that is never freed.
+    pub(super) fn end_lost(mut self, source: &std::io::Error, started: Instant) -> Completed {
+        std::mem::forget(std::mem::replace(&mut self.target, Target::Lost));
+        let message = format!("the kernel took the read and then refused to give its answer: {source}");
+        self.end(Err(Error::Device { device: "io_uring".to_owned(), op: "read", message }), started)
+    }
+
     /// Ends a job that was taken up then.
     pub(super) fn end(self, outcome: Result<Route>, started: Instant) -> Completed {
         Completed { id: self.read.id, target: self.target, outcome, started, busy: started.elapsed() }
@@ -314,7 +324,7 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    fn new() -> (Outlet, Receiver<Completed>) {
+    pub(super) fn new() -> (Outlet, Receiver<Completed>) {
         let (results, receiver) = unbounded();
         (Outlet { results, cancelled: Arc::new(AtomicBool::new(false)) }, receiver)
     }
@@ -381,7 +391,7 @@ impl Lane {
     }
 
     /// A lane that reads.
-    fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Lane> {
+    pub(super) fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Lane> {
         let reader = outlet.clone();
         Lane::new(name, wanted, outlet.clone(), Arc::new(move |job| reader.run(job)))
     }

@@ -4,8 +4,13 @@
 //! fails in it, is read by the source itself, which knows how to fall back and how to word an error. A job's target stays
 //! in the table of flights from the submission until the kernel has said that it is done with the memory: that is what
 //! makes the raw addresses given to the kernel sound, and nothing else does. Nothing here decides what is read.
+//!
+//! A kernel that no longer takes entries (`EBUSY`, `EAGAIN`) is asked again for a while, ever more seldom. Then the ring is given
+//! up: reads that the kernel never saw are made by threads, as all later ones are; a read that it did take ends with an error,
+//! and its memory stays untouched and unfreed for good, since the kernel may still write there.
 #![allow(unsafe_code)] // gives the kernel addresses of memory that the table of flights owns
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd, RawFd};
@@ -27,12 +32,19 @@ use crate::staging::{StagingBuffer, StagingPool};
 const WAKE: u64 = u64::MAX;
 /// Times that the kernel may say "again" for one read before a thread makes it.
 const MAX_RETRIES: u32 = 64;
+/// Times in a row that the kernel may refuse to be entered before the ring is given up, and the longest wait between two. The waits
+/// double from a millisecond on: some three seconds in all, and few in tests.
+const MAX_REFUSALS: u32 = if cfg!(test) { 4 } else { 36 };
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// The kernel takes at most this many registered buffers, and at most 1 GiB in each.
 const MAX_BUFFERS: usize = 16_384;
 const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// The longest submission, a multiple of every block size. Short in tests, so that reads there take several, as they do
 /// where the kernel completes them short.
 const MAX_ENTRY_BYTES: usize = if cfg!(test) { 16 << 10 } else { 1 << 30 };
+
+/// How the kernel is entered: submits what is queued and waits for a completion. Tests have it refused.
+type Enter = dyn Fn(&IoUring) -> io::Result<usize> + Send;
 
 /// The way to the ring's thread.
 pub(super) struct Ring {
@@ -58,12 +70,23 @@ impl Ring {
         outlet: &Outlet,
         spill: &Arc<Lane>,
     ) -> io::Result<Ring> {
+        Ring::start_with(depth, pool, fallbacks, outlet, spill, Box::new(|ring| ring.submit_and_wait(1)))
+    }
+
+    fn start_with(
+        depth: usize,
+        pool: Option<&StagingPool>,
+        fallbacks: &Fallbacks,
+        outlet: &Outlet,
+        spill: &Arc<Lane>,
+        enter: Box<Enter>,
+    ) -> io::Result<Ring> {
         let wake = Arc::new(os::event_counter()?);
         let (jobs, line) = unbounded();
         let (ready, answer) = bounded(1);
         let setup = Setup { depth: depth.clamp(1, 256), pool: pool.cloned(), fallbacks: fallbacks.clone() };
         let (counter, spill, results) = (Arc::clone(&wake), Arc::clone(spill), outlet.clone());
-        let serve = move || match Server::new(&setup, counter, spill, results) {
+        let serve = move || match Server::new(&setup, counter, spill, results, enter) {
             Ok(server) => {
                 let _ = ready.send(Ok(()));
                 server.serve(&line);
@@ -126,6 +149,13 @@ struct Server {
     registered: Option<StagingPool>,
     spill: Arc<Lane>,
     outlet: Outlet,
+    enter: Box<Enter>,
+    fallbacks: Fallbacks,
+    /// The tags of entries that the kernel has perhaps not taken yet, the oldest first: it takes them in order.
+    queued: VecDeque<u64>,
+    /// Refusals in a row.
+    refusals: u32,
+    given_up: bool,
 }
 
 /// A job whose middle the kernel is reading.
@@ -141,7 +171,7 @@ struct Flight {
 }
 
 impl Server {
-    fn new(setup: &Setup, wake: Arc<File>, spill: Arc<Lane>, outlet: Outlet) -> io::Result<Server> {
+    fn new(setup: &Setup, wake: Arc<File>, spill: Arc<Lane>, outlet: Outlet, enter: Box<Enter>) -> io::Result<Server> {
         // Each flight has at most one entry, and the poll one more.
         let entries = u32::try_from(setup.depth + 1).unwrap_or(257).next_power_of_two();
         let mut ring = build(entries)?;
@@ -155,7 +185,21 @@ impl Server {
             }
         });
         let flights = (0..setup.depth).map(|_| None).collect();
-        Ok(Server { ring, flights, in_flight: 0, is_poll_armed: false, wake, registered, spill, outlet })
+        Ok(Server {
+            ring,
+            flights,
+            in_flight: 0,
+            is_poll_armed: false,
+            wake,
+            registered,
+            spill,
+            outlet,
+            enter,
+            fallbacks: setup.fallbacks.clone(),
+            queued: VecDeque::new(),
+            refusals: 0,
+            given_up: false,
+        })
     }
 
     /// Serves jobs until the line is closed and empty. A panic (our bug) sends what is left to the threads.
@@ -169,6 +213,9 @@ impl Server {
 
     fn serve_line(&mut self, line: &Receiver<Job>) {
         loop {
+            if self.given_up {
+                return line.iter().for_each(|job| self.spill.send(job));
+            }
             self.take_jobs(line);
             if self.in_flight > 0 {
                 self.arm_poll();
@@ -218,6 +265,8 @@ impl Server {
         if pushed.is_err() {
             // Cannot be: there is an entry for each flight. A thread makes the read; the kernel never saw it.
             self.land_by_thread(slot);
+        } else {
+            self.queued.push_back(slot as u64);
         }
     }
 
@@ -230,16 +279,46 @@ impl Server {
         let entry = opcode::PollAdd::new(types::Fd(self.wake.as_raw_fd()), events).build().user_data(WAKE);
         // SAFETY: a poll refers to no memory; the counter is open as long as `self`.
         self.is_poll_armed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        if self.is_poll_armed {
+            self.queued.push_back(WAKE);
+        }
     }
 
-    /// Submits what is queued and waits until something has completed.
-    fn wait(&self) {
-        if let Err(error) = self.ring.submit_and_wait(1)
-            && !matches!(error.raw_os_error(), Some(libc::EINTR))
-        {
-            // Short of memory, or completions to be reaped first. There is no way on without the kernel's answer: it
-            // may be writing to the targets.
-            thread::sleep(Duration::from_millis(1));
+    /// Submits what is queued and waits until something has completed. A kernel that refuses again and again ends the ring.
+    fn wait(&mut self) {
+        let entered = (self.enter)(&self.ring);
+        let waiting = self.ring.submission().len();
+        while self.queued.len() > waiting {
+            self.queued.pop_front();
+        }
+        let Err(error) = entered else {
+            self.refusals = 0;
+            return;
+        };
+        if error.raw_os_error() == Some(libc::EINTR) || !self.ring.completion().is_empty() {
+            return; // completions to be reaped first are one reason to refuse
+        }
+        if self.refusals >= MAX_REFUSALS {
+            return self.give_up(&error);
+        }
+        thread::sleep(Duration::from_millis(1 << self.refusals.min(7)).min(LONGEST_WAIT));
+        self.refusals += 1;
+    }
+
+    /// Never enters the kernel again. What it has not taken goes to the threads; what it has taken ends here, its memory left alone.
+    fn give_up(&mut self, error: &io::Error) {
+        self.given_up = true;
+        let why = format!("the kernel refuses again and again: {error}; direct reads are made by threads");
+        self.fallbacks.note("io_uring", why);
+        // The entries stay in the submission queue, which nobody submits any more.
+        for slot in std::mem::take(&mut self.queued).into_iter().filter_map(|tag| usize::try_from(tag).ok()) {
+            if slot < self.flights.len() {
+                self.land_by_thread(slot);
+            }
+        }
+        for slot in 0..self.flights.len() {
+            let Some(Flight { job, started, .. }) = self.take(slot) else { continue };
+            self.outlet.send(job.end_lost(error, started));
         }
     }
 
@@ -247,6 +326,9 @@ impl Server {
         // Collected first: handling one may queue the next.
         let completions: Vec<(u64, i32)> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        if !completions.is_empty() {
+            self.refusals = 0;
+        }
         for (tag, result) in completions {
             match usize::try_from(tag) {
                 Ok(slot) if slot < self.flights.len() => self.arrive(slot, result),
@@ -292,6 +374,7 @@ impl Server {
 
     /// Waits until the kernel touches no target any more.
     fn drain(&mut self) {
+        // Giving up leaves nothing in flight.
         while self.in_flight > 0 {
             self.wait();
             self.reap();
@@ -440,8 +523,9 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::source::queue::{Engine, QueueOptions, queue};
-    use crate::testing::watched;
+    use crate::source::queue::{Engine, QueueOptions, Read, queue};
+    use crate::source::{LocalStorage, Storage};
+    use crate::testing::{Random, watched};
 
     const CHILD: &str = "VRAMP_TEST_CHILD";
 
@@ -472,6 +556,83 @@ mod tests {
         limit.rlim_cur = soft;
         // SAFETY: `limit` is a whole rlimit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    }
+
+    /// A kernel that lets itself be entered `first` times and then refuses for a while, or for ever.
+    fn refusing(first: usize, refusals: usize, code: i32) -> Box<Enter> {
+        let entered = std::sync::atomic::AtomicUsize::new(0);
+        Box::new(move |ring| {
+            let number = entered.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            if (first..first.saturating_add(refusals)).contains(&number) {
+                return Err(io::Error::from_raw_os_error(code));
+            }
+            ring.submit_and_wait(1)
+        })
+    }
+
+    /// Twelve direct reads through such a ring: for each the bytes, or the error.
+    fn read_all(enter: Box<Enter>) -> Option<(Vec<Result<(), String>>, Vec<crate::source::Fallback>)> {
+        const BLOCK: usize = 4096;
+        let bytes = Random::new(3).bytes(12 * BLOCK);
+        // On the disk that the target folder is on: the usual temporary folder may be memory, which has no direct reads.
+        let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, &bytes).unwrap();
+        let notes = Fallbacks::default();
+        let file = LocalStorage.open(&path, &notes).unwrap();
+        let source = file.source(Route::Direct);
+        let pool = StagingPool::new(12, BLOCK).unwrap();
+        let (outlet, results) = Outlet::new();
+        let lane = Lane::reading("direct", 2, &outlet);
+        let ring = Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter).ok()?;
+        for id in 0..12 {
+            let read = Read { id, source: Arc::clone(&source), offset: (id * BLOCK) as u64, len: BLOCK };
+            ring.send(Job { read, target: Target::Staging(pool.acquire().unwrap()) });
+        }
+        let mut found = vec![Err("no answer".to_owned()); 12];
+        for _ in 0..12 {
+            let done = results.recv().unwrap();
+            found[done.id] = match (done.outcome, done.target) {
+                (Ok(_), Target::Staging(buffer)) => {
+                    assert!(buffer.bytes() == &bytes[done.id * BLOCK..][..BLOCK], "read {}", done.id);
+                    Ok(())
+                }
+                (Err(error), Target::Lost) => Err(error.to_string()),
+                other => panic!("{other:?}"),
+            };
+        }
+        ring.close();
+        (source.route() == Route::Direct).then(|| (found, notes.list()))
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_for_a_while_costs_nothing() {
+        for code in [libc::EBUSY, libc::EAGAIN, libc::EINTR] {
+            let Some((found, notes)) = watched(move || read_all(refusing(0, 3, code))) else { return };
+            assert!(found.iter().all(Result::is_ok), "{found:?}");
+            assert!(notes.iter().all(|note| note.what != "io_uring"), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_for_ever_loses_the_ring_and_no_read_that_it_has_not_taken() {
+        for code in [libc::EBUSY, libc::EAGAIN, libc::ENOMEM] {
+            let Some((found, notes)) = watched(move || read_all(refusing(0, usize::MAX, code))) else { return };
+            assert!(found.iter().all(Result::is_ok), "{found:?}");
+            let note = notes.iter().find(|note| note.what == "io_uring").unwrap();
+            assert!(note.why.contains("again and again") && note.why.contains("threads"), "{note:?}");
+        }
+    }
+
+    #[test]
+    fn whatever_the_kernel_has_taken_when_it_begins_to_refuse_every_read_ends() {
+        for first in 1..8 {
+            let ran = watched(move || read_all(refusing(first, usize::MAX, libc::EBUSY)));
+            let Some((found, _)) = ran else { return };
+            for outcome in found {
+                assert!(outcome.is_ok() || outcome.as_ref().is_err_and(|e| e.contains("io_uring")), "{outcome:?}");
+            }
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl Device for LazyDevice {
 
     fn alloc(&self, bytes: u64) -> Result<Arena> {
         if let Some(free) = self.inner.free_bytes.filter(|&free| free < bytes) {
-            return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(free) });
+            return Err(Error::OutOfMemory { device: self.name(), needed: bytes, free: Some(free), limit: None });
         }
         let span = bytes.next_multiple_of(4096) + 4096;
         let address = self.inner.next_address.fetch_add(span, Ordering::Relaxed);

@@ -151,7 +151,7 @@ fn what_does_not_fit_is_refused_before_anything_is_read() {
     let synthetic = Synthetic::new(29, 2, 400_000, |_, file| file);
     let Some(double) = Rig::double(Config { vram_bytes: 64 << 10, ..Config::default() }) else { return };
     let error = load(&synthetic, small()).unwrap_err();
-    let Error::OutOfMemory { device, needed, free } = &error else { panic!("{error}") };
+    let Error::OutOfMemory { device, needed, free, .. } = &error else { panic!("{error}") };
     assert_eq!((device.as_str(), *free), ("cuda:0", Some(64 << 10)));
     assert!(*needed >= synthetic.checkpoint.total_bytes());
     assert_eq!(double.stats().operations, 0);

@@ -172,9 +172,12 @@ fn write_all(folder: &Path, names: &[String], shards: &[&[Weight]], interrupt: &
     };
     let threads = thread::available_parallelism().map_or(2, NonZero::get).min(names.len());
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or(Err(lost_thread())));
-        joined.fold(Ok(()), Result::and)
+        // Where no further thread is to be had, those that are there do all the work.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (1..threads).filter_map(spawn).collect();
+        let here = work();
+        let joined = helpers.into_iter().map(|helper| helper.join().unwrap_or(Err(lost_thread())));
+        joined.fold(here, Result::and)
     })
 }
 

@@ -184,7 +184,8 @@ fn size(asked: Option<u64>, folder: &Folder, warnings: &mut Vec<String>) -> Resu
     if asked.is_some_and(|bytes| bytes < LEAST_BYTES) {
         return Err(Failure::Usage(format!("the demo needs at least {}", text::both(LEAST_BYTES))));
     }
-    let memory = os::available_memory_bytes().unwrap_or(u64::MAX);
+    let left = os::memory_left();
+    let memory = left.map_or(u64::MAX, |left| left.bytes);
     let disk = os::free_disk_bytes(folder.path()).unwrap_or(u64::MAX);
     // The weights once as loaded and once in the page cache; on a file system in memory, once more.
     let most_by_memory = memory.saturating_sub(SLACK_BYTES) / 2;
@@ -197,7 +198,11 @@ fn size(asked: Option<u64>, folder: &Folder, warnings: &mut Vec<String>) -> Resu
     let which = if most_by_memory < most_by_disk {
         let needed = wanted.saturating_mul(2).saturating_add(SLACK_BYTES);
         let why = "the weights in memory, the same again in the page cache";
-        format!("{} of memory are needed ({why}) and {} are available", text::both(needed), text::both(memory))
+        let available = match left.and_then(|left| left.limit.name()) {
+            Some(limit) => format!("{limit} leaves {}", text::both(memory)),
+            None => format!("{} are available", text::both(memory)),
+        };
+        format!("{} of memory are needed ({why}) and {available}", text::both(needed))
     } else {
         let needed = wanted.saturating_add(SLACK_BYTES / 4);
         let place = folder.path().parent().unwrap_or(folder.path()).display();

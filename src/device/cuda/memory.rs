@@ -85,7 +85,7 @@ impl DeviceMemory {
         if let CudaMemory::Allocator(allocator) = source {
             return Ok(memory(allocator.alloc(bytes)?, Origin::Allocator(Arc::clone(allocator))));
         }
-        let out_of_memory = |free| Error::OutOfMemory { device: gpu.name(), needed: bytes, free };
+        let out_of_memory = |free| Error::OutOfMemory { device: gpu.name(), needed: bytes, free, limit: None };
         let (free, _) = bound.memory_info().map_err(|refusal| gpu.error("ask for free memory", refusal))?;
         // A pool may hold more than is free: only its own answer counts.
         if free < bytes && matches!(source, CudaMemory::Own) {
@@ -248,8 +248,7 @@ impl DeviceMemory {
     /// The checksum of bytes that lie misaligned for the kernel.
     fn checksum_on_host(&self, range: Range<u64>) -> Result<u64> {
         let needed = range.end.saturating_sub(range.start);
-        let out_of_memory =
-            || Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() };
+        let out_of_memory = || os::out_of_memory("cpu", needed);
         let len = usize::try_from(needed).map_err(|_| out_of_memory())?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| out_of_memory())?;
@@ -305,11 +304,7 @@ struct Readback {
 impl Readback {
     fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>) -> Result<Readback> {
         let stream = StreamHandle::new(gpu, bound).map_err(|refusal| gpu.error("make a stream", refusal))?;
-        let out_of_memory = |_| Error::OutOfMemory {
-            device: "cpu".to_owned(),
-            needed: 2 * HALF_BYTES as u64,
-            free: os::available_memory_bytes(),
-        };
+        let out_of_memory = |_| os::out_of_memory("cpu", 2 * HALF_BYTES as u64);
         let block = PinnedBlock::new(gpu, bound, 2 * HALF_BYTES).map_err(out_of_memory)?;
         Ok(Readback { stream, block: Arc::new(block), sum: None })
     }

@@ -123,11 +123,8 @@ impl Device for CudaDevice {
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize, fallbacks: &Fallbacks) -> Result<StagingPool> {
-        let pool = StagingPool::reserve(count, buffer_bytes).map_err(|_| Error::OutOfMemory {
-            device: "cpu".to_owned(),
-            needed: (count as u64).saturating_mul(buffer_bytes as u64),
-            free: os::available_memory_bytes(),
-        })?;
+        let pool = StagingPool::reserve(count, buffer_bytes)
+            .map_err(|_| os::out_of_memory("cpu", (count as u64).saturating_mul(buffer_bytes as u64)))?;
         pool.prepare_by(Box::new(Pinning::start(&self.gpu, &pool, fallbacks)));
         Ok(pool)
     }

@@ -255,7 +255,7 @@ impl Kit {
 
 fn out_of_host(needs: &StreamNeeds) -> Error {
     let needed = (needs.buffers.saturating_mul(NOTE_BYTES)) as u64;
-    Error::OutOfMemory { device: "cpu".to_owned(), needed, free: os::available_memory_bytes() }
+    os::out_of_memory("cpu", needed)
 }
 
 /// All tables of scales, one after the other in one allocation, and there when this returns: a checkpoint of many experts has
