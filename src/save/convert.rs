@@ -239,7 +239,9 @@ impl<'a> Work<'a> {
         tell(0);
         let (give, take) = bounded(0);
         let (loaded, written) = thread::scope(|scope| {
-            let write = || self.write_all(&take, &mut saving, &tell);
+            let (saving, tell) = (&mut saving, &tell);
+            // The writer owns the receiver: when it ends early, the loader's next send fails instead of waiting for ever.
+            let write = move || self.write_all(take, saving, tell);
             let writer = thread::Builder::new().name("vramp-write".to_owned()).spawn_scoped(scope, write);
             let writer = match writer {
                 Ok(writer) => writer,
@@ -295,7 +297,7 @@ impl<'a> Work<'a> {
     }
 
     /// Writes what comes; returns a checksum of each output where they are to be compared.
-    fn write_all(&self, take: &Receiver<Batch>, saving: &mut Saving<'_>, tell: &dyn Fn(u64)) -> Result<Vec<u64>> {
+    fn write_all(&self, take: Receiver<Batch>, saving: &mut Saving<'_>, tell: &dyn Fn(u64)) -> Result<Vec<u64>> {
         let mut sums = vec![0; if self.options.check { self.outputs.len() } else { 0 }];
         let mut done = 0;
         for Batch { outputs, loaded } in take {

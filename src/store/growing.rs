@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -182,7 +183,9 @@ impl Blocks {
             let (file, queue, finished) = (Arc::clone(file), queue.clone(), finished.clone());
             move || {
                 for Job { block, at } in queue {
-                    let written = file.write(block.bytes(), at);
+                    // Every block is answered, also after a panic: the other thread keeps the channel open.
+                    let write = AssertUnwindSafe(|| file.write(block.bytes(), at));
+                    let written = catch_unwind(write).unwrap_or_else(|_| Err(ended()));
                     drop(block); // free before whoever waits hears of it
                     let _ = finished.send(written);
                 }
