@@ -34,6 +34,7 @@ pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder};
 pub use made::Recipe;
 pub use open::OpenOptions;
+pub(crate) use runs::runs_within;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
 use std::collections::hash_map::Entry;

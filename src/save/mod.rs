@@ -5,6 +5,7 @@
 //! memory, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. Files come and go through a
 //! [`Store`]; nothing here reads a weight file by itself, knows a device, or holds more than it was just given.
 
+mod batches;
 mod convert;
 mod layout;
 mod publish;
