@@ -230,6 +230,23 @@ pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
+/// Gives a file another name, unless something has that name already (`renameat2`, `RENAME_NOREPLACE`): one step, so that of two
+/// who do it at the same time one gets `AlreadyExists`.
+///
+/// # Errors
+/// What the kernel says; `EINVAL` or `ENOSYS` where the file system or the kernel does not have it.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    let (from, to) = (path(from)?, path(to)?);
+    let here = libc::AT_FDCWD;
+    // SAFETY: both paths end with a zero byte and outlive the call; the rest are numbers.
+    match unsafe { libc::syscall(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), libc::RENAME_NOREPLACE) }
+    {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.
 ///
 /// # Errors

@@ -65,7 +65,13 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`]. A header above the limit is [`Error::Limit`].
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checkpoint> {
-        let path = path.as_ref();
+        let mut checkpoint = Checkpoint::open_any(path.as_ref(), options)?;
+        let emptiness = checkpoint.emptiness();
+        checkpoint.warnings.extend(emptiness);
+        Ok(checkpoint)
+    }
+
+    fn open_any(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => open_folder(path, options),
             Ok(_) if is_index(path) => open_index(path, None, options),
@@ -262,7 +268,7 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
 }
 
 fn foreign(listing: &Listing) -> Option<String> {
-    let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).any(|end| name.ends_with(end));
+    let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).chain(&[".sft"]).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
     (!found.is_empty())
         .then(|| format!("nothing here is the model's by its name, there is only {found}: name the file that you want"))

@@ -5,10 +5,13 @@
 //! nothing is replaced before all has been written and, where asked, read back and compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::batches::BATCH_BYTES;
-use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
+use super::{
+    Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, Replace, SaveOptions, Saved, Saving, Target, shard_limit,
+};
 use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
 };
@@ -46,6 +49,8 @@ pub struct ConvertOptions {
     pub ties: Ties,
     /// The most bytes of tensors in one file of a folder.
     pub max_shard_bytes: u64,
+    /// Whether another model may be replaced. The checkpoint that is converted may always be.
+    pub overwrite: bool,
     /// Whether the checksums that the checkpoint states are compared first, and whether the files are read back, past the page
     /// cache where possible, and compared before they are put in place.
     pub check: bool,
@@ -62,6 +67,7 @@ impl Default for ConvertOptions {
             transfer: TransferOptions::default(),
             ties: Ties::default(),
             max_shard_bytes: MAX_SHARD_BYTES,
+            overwrite: false,
             check: false,
             progress: None,
             leftovers: Leftovers::default(),
@@ -129,6 +135,7 @@ pub(super) fn convert_in(
         let cancel = &options.transfer.cancel;
         checkpoint.check_sums(&|| if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) })?;
     }
+    demand_tensors(checkpoint)?;
     let work = Work::plan(checkpoint, options, batch_bytes)?;
     let outlines = work.outputs.iter().map(|output| output.outline.clone()).collect();
     let limit = shard_limit(target, options.max_shard_bytes);
@@ -220,11 +227,24 @@ impl<'a> Work<'a> {
     }
 
     fn save_options(&self) -> SaveOptions {
+        let shards = self.checkpoint.shards().iter().map(|shard| shard.path.as_path());
+        let own = || shards.chain([self.checkpoint.path()]).map(Path::to_owned).collect();
         SaveOptions {
+            replace: if self.options.overwrite { Replace::Anything } else { Replace::These(own()) },
             cancel: self.options.transfer.cancel.clone(),
             leftovers: self.options.leftovers.clone(),
             ..SaveOptions::default()
         }
+    }
+}
+
+/// Refuses to make a checkpoint of nothing: of no tensor at all, or of tensors without any bytes.
+fn demand_tensors(checkpoint: &Checkpoint) -> Result<()> {
+    match checkpoint.emptiness() {
+        Some(what) if checkpoint.skipped().is_empty() => {
+            Err(Error::Unsupported { path: checkpoint.path().to_owned(), tensor: None, what })
+        }
+        _ => Ok(()),
     }
 }
 
