@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 pub use memory::{MemoryLeft, MemoryLimit, available_memory_bytes, is_memory_limited, memory_left, share_one_arena};
 pub(crate) use memory::{no_memory, out_of_memory};
@@ -233,6 +234,23 @@ pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
             e if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
             e => Err(e),
         },
+    }
+}
+
+/// Gives a file another name, unless something has that name already (`renameat2`, `RENAME_NOREPLACE`): one step, so that of two
+/// who do it at the same time one gets `AlreadyExists`.
+///
+/// # Errors
+/// What the kernel says; `EINVAL` or `ENOSYS` where the file system or the kernel does not have it.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    let (from, to) = (path(from)?, path(to)?);
+    let here = libc::AT_FDCWD;
+    // SAFETY: both paths end with a zero byte and outlive the call; the rest are numbers.
+    match unsafe { libc::syscall(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), libc::RENAME_NOREPLACE) }
+    {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

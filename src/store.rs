@@ -7,6 +7,7 @@
 
 mod growing;
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsFd;
@@ -91,6 +92,17 @@ pub trait Store: Send + Sync {
     /// When it cannot be renamed; nothing has changed then.
     fn rename(&self, from: &Path, to: &Path) -> Result<()>;
 
+    /// The same for a name that nothing has. Where the storage can, that is one step too; else it is looked up just before.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] when something has the name; when it cannot be renamed. Nothing has changed then.
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        match self.examine(to)? {
+            Some(_) => Err(is_there(to)),
+            None => self.rename(from, to),
+        }
+    }
+
     /// Makes the names of a folder durable: every file made, renamed and removed in it so far.
     ///
     /// # Errors
@@ -118,6 +130,22 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`Error::Conflict`], at once, when somebody else has it; when the folder cannot be opened.
     fn lock(&self, folder: &Path) -> Result<Box<dyn Send>>;
+
+    /// Whether a live process holds a file that [`Store::create`] made; see [`NewFile::sync`]. It is asked by taking the file's
+    /// lock, which [`Held::Free`] keeps. What cannot be told counts as held: only what is known to be free may be removed.
+    fn hold(&self, _path: &Path) -> Held {
+        Held::Busy
+    }
+}
+
+/// Who holds a file.
+pub enum Held {
+    /// Nothing has the name.
+    Missing,
+    /// A live process, or what is there is no file that [`Store::create`] makes, or the storage does not tell.
+    Busy,
+    /// No other process; the lock is ours until this is dropped.
+    Free(Box<dyn Send>),
 }
 
 /// A file in the making.
@@ -128,11 +156,17 @@ pub trait NewFile: Send {
     /// When they cannot be written: the disk is full.
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Makes every byte durable, and asks the file system whether the file has as many as were added.
+    /// Makes every byte durable, and asks the file system whether the file has as many as were added. The file is locked until
+    /// what this gives is dropped, or the process ends, so that others can tell it from one that a killed process left.
     ///
     /// # Errors
     /// When the storage does not confirm it, or the length is another one.
-    fn sync(self: Box<Self>) -> Result<()>;
+    fn sync(self: Box<Self>) -> Result<Box<dyn Send>>;
+
+    /// What a person should know of the file: permissions that the storage does not keep.
+    fn warning(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The beginning and the end of temporary names.
@@ -145,13 +179,57 @@ pub fn temporary(folder: &Path, count: u64) -> PathBuf {
     folder.join(format!("{begin}{}-{count}{end}", std::process::id()))
 }
 
-/// Whether a name is one that [`temporary`] gives. A file of that name that nobody writes any more is left from a process
-/// that was killed, and can be removed.
+/// The temporary name number `count` of a save whose first file is `first`. Only that one stays open, and locked, until the save is
+/// over: a save of many files would run out of descriptors otherwise.
+pub fn temporary_after(first: &Path, count: u64) -> PathBuf {
+    let name = first.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(TEMPORARY.1).unwrap_or(&name);
+    first.with_file_name(format!("{stem}-{count}{}", TEMPORARY.1))
+}
+
+/// Whether a name is one that [`temporary`] or [`temporary_after`] gives.
 pub fn is_temporary(name: &str) -> bool {
+    first_temporary(name).is_some()
+}
+
+/// Of a temporary name, the name of its save's first file.
+fn first_temporary(name: &str) -> Option<String> {
     let (begin, end) = TEMPORARY;
-    let middle = name.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end));
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    middle.and_then(|middle| middle.split_once('-')).is_some_and(|(pid, count)| is_number(pid) && is_number(count))
+    let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers: Vec<&str> = name.strip_prefix(begin)?.strip_suffix(end)?.split('-').collect();
+    let (pid, first) = (numbers.first()?, numbers.get(1)?);
+    (numbers.len() <= 3 && numbers.iter().all(is_number)).then(|| format!("{begin}{pid}-{first}{end}"))
+}
+
+/// Removes the temporary files of a folder that killed processes left, and returns their names. What a live process holds stays, and
+/// so does all that is no regular file. The folder is locked meanwhile; where another process has it locked, nothing is done.
+pub fn remove_abandoned(store: &dyn Store, folder: &Path) -> Vec<String> {
+    let names = store.list(folder).unwrap_or_default();
+    let mut saves: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names {
+        if let Some(first) = first_temporary(&name) {
+            saves.entry(first).or_default().push(name);
+        }
+    }
+    // Under the lock no save is being put in place: a first file that is missing now was not renamed a moment ago.
+    let Some(_lock) = (!saves.is_empty()).then(|| store.lock(folder).ok()).flatten() else { return Vec::new() };
+    let mut removed = Vec::new();
+    for (first, names) in saves {
+        let first_is_free = match store.hold(&folder.join(&first)) {
+            Held::Busy => continue,
+            Held::Free(lock) => Some(lock),
+            Held::Missing => None,
+        };
+        let others = names.iter().filter(|name| **name != first);
+        for name in others.filter(|name| matches!(store.hold(&folder.join(name)), Held::Free(_))) {
+            removed.extend(store.remove(&folder.join(name)).is_ok().then(|| name.clone()));
+        }
+        // The first file last: as long as it is there, its lock speaks for the others.
+        if first_is_free.is_some() && store.remove(&folder.join(&first)).is_ok() {
+            removed.push(first);
+        }
+    }
+    removed
 }
 
 /// The folder that a path lies in.
@@ -209,16 +287,37 @@ impl Store for FileStore {
     }
 
     fn create(&self, path: &Path, mode: Option<u32>) -> Result<Box<dyn NewFile>> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(path);
+        // Never more open than asked for, not for a moment, and not where the mode cannot be set afterwards.
+        let open = mode.map_or(0o666, |mode| mode & 0o666);
+        let file = OpenOptions::new().write(true).create_new(true).mode(open).open(path);
         let file = file.map_err(|e| refused("create", path, e))?;
-        if let Some(mode) = mode {
-            file.set_permissions(Permissions::from_mode(mode)).map_err(|e| Error::io("set the mode of", path, e))?;
+        if locked(&file, path) == Some(false) {
+            return Err(is_there(path)); // another process took it for an abandoned one
         }
-        Ok(Box::new(Growing::new(file, path)))
+        let set = |mode| file.set_permissions(Permissions::from_mode(mode)).err().map(|error| (mode, error));
+        let warning = mode.and_then(set).and_then(|(mode, error)| {
+            let found = file.metadata().map_or(open, |metadata| metadata.mode() & 0o7777);
+            let what =
+                || format!("the storage does not let the mode {mode:o} be set: a new file has {found:o} ({error})");
+            (found != mode).then(what)
+        });
+        Ok(Box::new(Growing::new(file, path, warning)))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         std::fs::rename(from, to).map_err(|e| Error::io("put the new file in place of", to, e))
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        match os::rename_new(from, to) {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ENOTSUP)) => {
+                match self.examine(to)? {
+                    Some(_) => Err(is_there(to)),
+                    None => self.rename(from, to),
+                }
+            }
+            renamed => renamed.map_err(|e| refused("put the new file in place of", to, e)),
+        }
     }
 
     fn sync_folder(&self, folder: &Path) -> Result<()> {
@@ -249,6 +348,32 @@ impl Store for FileStore {
             Ok(true) | Err(_) => Ok(Box::new(opened)),
         }
     }
+
+    fn hold(&self, path: &Path) -> Held {
+        // Some network file systems lock only what is open for writing.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+            Ok(file) if file.metadata().is_ok_and(|it| it.is_file()) && locked(&file, path) == Some(true) => {
+                Held::Free(Box::new(file))
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Held::Missing,
+            Ok(_) | Err(_) => Held::Busy,
+        }
+    }
+}
+
+/// Locks an open file: whether nobody else has it, and `path` still leads to it. `None`: the storage has no locks.
+fn locked(file: &File, path: &Path) -> Option<bool> {
+    if !os::try_lock(file.as_fd()).ok()? {
+        return Some(false);
+    }
+    let (held, there) = (file.metadata().ok()?, std::fs::symlink_metadata(path).ok());
+    Some(there.is_some_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
+}
+
+/// Something has that name.
+pub(crate) fn is_there(path: &Path) -> Error {
+    Error::Exists { path: path.to_owned(), what: "it is there already".to_owned(), hint: None }
 }
 
 /// Somebody else has the lock of a folder.
@@ -273,9 +398,7 @@ fn found(metadata: &std::fs::Metadata) -> Found {
 
 fn refused(op: &'static str, path: &Path, error: io::Error) -> Error {
     match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            Error::Exists { path: path.to_owned(), what: "it is there already".to_owned(), hint: None }
-        }
+        io::ErrorKind::AlreadyExists => is_there(path),
         _ => Error::io(op, path, error),
     }
 }
@@ -340,7 +463,20 @@ mod tests {
     fn temporary_names_are_told_from_others() {
         let name = temporary(Path::new("/a"), 3).file_name().unwrap().to_str().unwrap().to_owned();
         assert!(is_temporary(&name), "{name}");
-        for other in ["model.safetensors", ".vramp-x.tmp", ".vramp-1-.tmp", "a.tmp", ".vramp-1-2", "vramp-1-2.tmp"] {
+        let second = temporary_after(&temporary(Path::new("/a"), 3), 5);
+        let second = second.file_name().unwrap().to_str().unwrap();
+        assert!(is_temporary(second) && first_temporary(second).as_ref() == Some(&name), "{second}");
+        assert_eq!(first_temporary(&name), Some(name));
+        let others = [
+            "model.safetensors",
+            ".vramp-x.tmp",
+            ".vramp-1-.tmp",
+            "a.tmp",
+            ".vramp-1-2",
+            "vramp-1-2.tmp",
+            ".vramp-1-2-3-4.tmp",
+        ];
+        for other in others {
             assert!(!is_temporary(other), "{other}");
         }
     }

@@ -1,5 +1,10 @@
 //! `vramp convert`: checkpoints written anew. The safetensors crate reads what was written; modes, links, signals, power.
 
+mod companions;
+mod kinds;
+mod limits;
+mod replace;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -49,7 +54,7 @@ fn metadata(file: &Path) -> BTreeMap<String, String> {
 /// The weight files that a conversion said it wrote.
 fn outputs(said: &Value) -> Vec<PathBuf> {
     let outputs = said["outputs"].as_array().unwrap().iter().map(|path| PathBuf::from(path.as_str().unwrap()));
-    outputs.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect()
+    outputs.filter(|path| path.extension().is_some_and(|end| end == "safetensors" || end == "sft")).collect()
 }
 
 #[track_caller]
@@ -288,8 +293,9 @@ fn numbers_that_would_become_infinite_are_all_named_unless_they_may() {
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("\"a\" (1 number), \"b\" (1 number)"), "{message}");
     assert_eq!(names(folder.path()), ["m.safetensors"]);
-    let said = converted(&[file, &out, "--dtype", "f16", "--allow-overflow"]);
-    assert_eq!(said["warnings"].as_array().unwrap().len(), 2, "{said}");
+    let said = converted_with_warnings(&[file, &out, "--dtype", "f16", "--allow-overflow"]);
+    let expected = "finite numbers became infinite in F16: \"a\" (1 number), \"b\" (1 number)";
+    assert_eq!(said["warnings"], json!([expected]));
 }
 
 // ---- files
@@ -326,7 +332,7 @@ fn files_that_go_along_are_copied_when_asked_for() {
     let (model, out) = (model.to_str().unwrap(), path(folder.path(), "out"));
     converted(&[model, &out]);
     assert_eq!(names(Path::new(&out)), ["model.safetensors"]);
-    let said = converted(&[model, &out, "--copy-files", "--dtype", "f32"]);
+    let said = converted_with_warnings(&[model, &out, "--copy-files", "--dtype", "f32", "--overwrite"]);
     assert_eq!(names(Path::new(&out)), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(said["copied"].as_array().unwrap().len(), 2);
     assert!(said["warnings"].to_string().contains("torch_dtype"), "{said}");
@@ -411,7 +417,7 @@ impl NewFile for Turned {
         self.0.append(&bytes)
     }
 
-    fn sync(self: Box<Self>) -> Result<(), Error> {
+    fn sync(self: Box<Self>) -> Result<Box<dyn Send>, Error> {
         self.0.sync()
     }
 }
@@ -536,7 +542,7 @@ fn a_killed_conversion_leaves_the_old_file_and_a_name_that_says_what_it_is() {
     let folder = folder();
     let (file, out) = (large(folder.path()), folder.path().join("out.safetensors"));
     std::fs::write(&out, b"old").unwrap();
-    let arguments = ["convert", &file, out.to_str().unwrap()];
+    let arguments = ["convert", &file, out.to_str().unwrap(), "--overwrite"];
     let mut child = command(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let left = || names(folder.path()).into_iter().filter(|name| is_temporary(name)).collect::<Vec<_>>();
     until(|| !left().is_empty());
@@ -544,7 +550,26 @@ fn a_killed_conversion_leaves_the_old_file_and_a_name_that_says_what_it_is() {
     child.wait().unwrap();
     assert_eq!((left().len(), std::fs::read(&out).unwrap().as_slice()), (1, &b"old"[..]));
     assert_eq!(names(folder.path()).len(), 3);
-    // It is in nobody's way.
+    // The next one removes it, and says so.
     let small = mixed(folder.path());
-    converted(&[&small, out.to_str().unwrap()]);
+    let said = converted_with_warnings(&[&small, out.to_str().unwrap(), "--overwrite"]);
+    assert!(said["warnings"].to_string().contains("removed 1 temporary file that a killed save had left"), "{said}");
+    assert_eq!(left(), [""; 0]);
+}
+
+/// Two that are alive: neither takes the other's files for a killed one's.
+#[test]
+fn a_conversion_beside_another_one_leaves_its_files_alone() {
+    let folder = folder();
+    let (file, out) = (large(folder.path()), path(folder.path(), "large-out.safetensors"));
+    let child = command(&["convert", &file, &out]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let left = || names(folder.path()).into_iter().filter(|name| is_temporary(name)).collect::<Vec<_>>();
+    until(|| !left().is_empty());
+    let before = left();
+    let small = mixed(folder.path());
+    let said = converted(&[&small, &path(folder.path(), "small-out.safetensors")]);
+    assert_eq!(said["warnings"], json!([]));
+    assert_eq!(left(), before);
+    signal(&child, "-KILL");
+    { child }.wait().unwrap();
 }

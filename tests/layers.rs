@@ -40,12 +40,13 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The library and the program; files of unit tests (`tests.rs`) aside, which may use the fakes.
+/// The library and the program; files of unit tests (`tests.rs`, and those in a folder `tests`) aside, which may use the fakes.
 fn all_sources() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     sources(&root, &mut found);
-    found.retain(|path| path.file_name().is_some_and(|name| name != "tests.rs"));
+    let is_test = |path: &PathBuf| path.strip_prefix(&root).unwrap().iter().any(|it| it == "tests.rs" || it == "tests");
+    found.retain(|path| !is_test(path));
     let relative = |path: &PathBuf| path.strip_prefix(&root).unwrap().to_owned();
     found.iter().map(|path| (relative(path), fs::read_to_string(path).unwrap())).collect()
 }

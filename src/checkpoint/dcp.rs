@@ -14,7 +14,7 @@ use super::{Part, TensorData};
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
 
-const KEY: &str = "DCP_SHARDING_INFO";
+pub(super) const KEY: &str = "DCP_SHARDING_INFO";
 
 /// Where each piece of one file begins in its tensor.
 pub(crate) type Offsets = HashMap<String, Vec<u64>>;

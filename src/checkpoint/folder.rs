@@ -99,6 +99,28 @@ pub(crate) fn choose_in_folder(names: &[String]) -> FolderChoice {
     }
 }
 
+/// What a reader of a folder without safetensors takes of PyTorch's files: an index, weight files, a distributed checkpoint, or the
+/// one file that there is.
+pub(crate) fn pytorch_in_folder(names: &[String]) -> FolderChoice {
+    match choose(names, None, PYTORCH) {
+        Ok(Choice { files: Files::Index(name), .. }) => return FolderChoice::Index(name),
+        Ok(Choice { files: Files::Weights(names), .. }) => return FolderChoice::Weights(names),
+        Err(NoChoice::Ambiguous(names)) => return FolderChoice::Index(names.into_iter().next().unwrap_or_default()),
+        Err(NoChoice::Nothing { .. } | NoChoice::Incomplete { .. }) => {}
+    }
+    let ending = |ends: &[&str]| -> Vec<String> {
+        let is_one = |name: &&String| !is_ignored(name) && ends.iter().any(|end| name.ends_with(end));
+        names.iter().filter(is_one).cloned().collect()
+    };
+    match (ending(&[".distcp"]), ending(&[".pt", ".pth"])) {
+        (pieces, _) if !pieces.is_empty() && names.iter().any(|name| name == ".metadata") => {
+            FolderChoice::Weights(pieces)
+        }
+        (_, files) if files.len() == 1 => FolderChoice::Weights(files),
+        _ => FolderChoice::Nothing,
+    }
+}
+
 fn owned<'a, 'n: 'a>(names: impl IntoIterator<Item = &'a Name<'n>>) -> Vec<String> {
     names.into_iter().map(|name| name.text.to_owned()).collect()
 }

@@ -24,7 +24,7 @@ pub(crate) fn model_name(path: &Path) -> Option<&str> {
             && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };
     let words = name.split('/').collect::<Vec<_>>();
-    let is_file = [".safetensors", ".json", ".pt", ".bin"].iter().any(|end| name.ends_with(end));
+    let is_file = [".safetensors", ".sft", ".json", ".pt", ".bin"].iter().any(|end| name.ends_with(end));
     (words.len() <= 2 && words.iter().all(|word| is_word(word)) && !is_file).then_some(name)
 }
 

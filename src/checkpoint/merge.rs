@@ -48,6 +48,7 @@ pub(crate) fn many(path: &Path, heads: Vec<Head>, index: Option<&Index>) -> Resu
     let tensors = merge.run().map_err(|fault| Error::malformed(path, fault))?;
     let mut warnings = std::mem::take(&mut merge.warnings);
     warnings.extend(heads.iter().flat_map(warnings_of));
+    warnings.extend(disagreements(&heads));
     let (shards, metadata) = parts(heads);
     Ok(checkpoint(path, shards, tensors, metadata, warnings))
 }
@@ -82,6 +83,29 @@ fn parts(heads: Vec<Head>) -> (Vec<Shard>, BTreeMap<String, String>) {
         shards.push(head.shard);
     }
     (shards, metadata)
+}
+
+/// The keys of the metadata that say different things in different files: the first file's value is the one that is kept.
+fn disagreements(heads: &[Head]) -> Option<String> {
+    let mut first: BTreeMap<&str, (&str, &Head)> = BTreeMap::new();
+    let mut differ: BTreeMap<&str, &Head> = BTreeMap::new();
+    for head in heads {
+        // Where the pieces of tensors begin is another thing in each file.
+        let own = head.header.metadata.iter().filter(|(key, _)| *key != dcp::KEY);
+        for (key, value) in own {
+            let (kept, _) = *first.entry(key).or_insert((value, head));
+            if kept != value {
+                differ.entry(key).or_insert(head);
+            }
+        }
+    }
+    let said = |(key, other): (&str, &Head)| {
+        let (kept, head) = first.get(key)?;
+        let kept = kept.char_indices().nth(60).map_or((*kept).to_owned(), |(end, _)| format!("{}…", &kept[..end]));
+        Some(format!("{} is {} as in {}, not as in {}", quoted(key), quoted(&kept), name_of(head), name_of(other)))
+    };
+    let differ: Listed = differ.into_iter().filter_map(said).collect();
+    (!differ.is_empty()).then(|| format!("the files disagree on their metadata, and the first one's is kept: {differ}"))
 }
 
 fn name_of(head: &Head) -> String {

@@ -32,10 +32,11 @@ pub mod torch;
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor};
 pub use finding::{Finding, Severity, Spot};
-pub(crate) use folder::{FolderChoice, choose_in_folder};
+pub(crate) use folder::{FolderChoice, choose_in_folder, pytorch_in_folder};
 pub use made::Recipe;
 pub(crate) use nearest::no_tensor;
 pub use open::OpenOptions;
+pub(crate) use runs::runs_within;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 pub(crate) use skipped::Loss;
 pub use skipped::Skipped;
@@ -47,6 +48,7 @@ use std::sync::Arc;
 
 use crate::dtype::Dtype;
 use crate::extent::{Extent, ShardIndex};
+use crate::fault::counted;
 use crate::source::Identity;
 
 /// One weight file.
@@ -205,6 +207,30 @@ impl Checkpoint {
             }
         }
         ties
+    }
+
+    /// What is wrong with a checkpoint that holds no weights: no tensor, or none that has any bytes.
+    pub(crate) fn emptiness(&self) -> Option<String> {
+        let count = self.tensors.len();
+        let (first, is_empty) = (self.tensors.first(), self.tensors.iter().all(|tensor| tensor.bytes() == 0));
+        match first {
+            None => {
+                let others = match self.skipped.len() {
+                    0 => String::new(),
+                    others => format!("; {} passed over", counted(others, "other object")),
+                };
+                Some(format!("it holds no tensor{others}"))
+            }
+            Some(first) if is_empty => Some(format!(
+                "all of its {} are empty ({:?} has the shape {:?}): it was probably saved without gathering partitioned \
+                 parameters (DeepSpeed ZeRO-3); the weights are in the files of the ranks, which DeepSpeed's zero_to_fp32.py puts \
+                 together",
+                counted(count, "tensor"),
+                first.name,
+                first.shape,
+            )),
+            Some(_) => None,
+        }
     }
 
     /// Bytes of all tensors, those that have several names counted once.

@@ -79,18 +79,10 @@ impl Checkpoint {
             // Opening it again says why, for a dangling link too.
             Err(_) => open_file(path, options),
         }?;
-        checkpoint.warnings.extend(no_tensor(&checkpoint));
+        let emptiness = checkpoint.emptiness();
+        checkpoint.warnings.extend(emptiness);
         Ok(checkpoint)
     }
-}
-
-/// What to know of a checkpoint without a single tensor.
-fn no_tensor(checkpoint: &Checkpoint) -> Option<String> {
-    let skipped = match checkpoint.skipped.len() {
-        0 => String::new(),
-        count => format!("; {} passed over", counted(count, "other object")),
-    };
-    checkpoint.tensors.is_empty().then(|| format!("there is no tensor in it{skipped}"))
 }
 
 /// Refuses a file that is a part of a folder's checkpoint and means nothing by itself.
@@ -329,7 +321,7 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
 }
 
 fn foreign(path: &Path, listing: &Listing) -> Option<String> {
-    let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).any(|end| name.ends_with(end));
+    let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).chain(&[".sft"]).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
     let is_part = |name: &&String| Path::new(name).extension().is_some_and(|end| end == PART);
     let below = folders_hint(path, listing);

@@ -3,6 +3,8 @@
 //! Pure geometry: shapes and extents in, byte runs out. It reads nothing and refuses nothing; `selection` has checked that
 //! a slice lies within its tensor and cuts on whole bytes.
 
+use std::ops::Range;
+
 use super::{Part, Slice, TensorData, TensorInfo};
 use crate::extent::{Extent, Strided};
 
@@ -26,6 +28,43 @@ impl TensorInfo {
         runs.sort_unstable_by_key(|run| run.at);
         joined(runs)
     }
+}
+
+/// The part of some runs that makes up the bytes `part` of the selected tensor, counted from its first byte. At most three runs
+/// for each one.
+pub(crate) fn runs_within(runs: &[Strided], part: &Range<u64>) -> Vec<Strided> {
+    runs.iter().flat_map(|run| within(run, part)).collect()
+}
+
+fn within(run: &Strided, part: &Range<u64>) -> Vec<Strided> {
+    let step = run.at_stride.max(1);
+    // The first run that ends behind the start of the part, and the first that begins at its end or behind it.
+    let first = (part.start + 1).saturating_sub(run.at + run.run).div_ceil(step).min(run.count);
+    let end = part.end.saturating_sub(run.at).div_ceil(step).min(run.count);
+    if run.run == 0 || first >= end {
+        return Vec::new();
+    }
+    let cut = |index: u64| {
+        let one = run.nth(index);
+        let (start, stop) = (one.at.max(part.start), (one.at + one.run).min(part.end));
+        let (offset, len) = (one.offset + (start - one.at), stop - start);
+        Strided { offset, run: len, stride: len, at: start - part.start, at_stride: len, ..one }
+    };
+    let is_whole = |index: u64| cut(index).run == run.run;
+    let (mut cuts, mut middle) = (Vec::new(), first..end);
+    if !is_whole(first) {
+        cuts.push(cut(first));
+        middle.start += 1;
+    }
+    let last = (middle.start < middle.end && !is_whole(end - 1)).then(|| cut(end - 1));
+    middle.end -= u64::from(last.is_some());
+    match middle.end.saturating_sub(middle.start) {
+        0 => {}
+        1 => cuts.push(cut(middle.start)),
+        count => cuts.push(Strided { count, stride: run.stride, at_stride: run.at_stride, ..cut(middle.start) }),
+    }
+    cuts.extend(last);
+    cuts
 }
 
 /// A box of elements.
@@ -263,7 +302,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn copying_the_runs_is_copying_element_by_element((shape, cuts, width, slice) in cases()) {
+        fn copying_the_runs_is_copying_element_by_element((shape, cuts, width, slice) in cases(), step in 1usize..40) {
             let dtype = match width { 1 => Dtype::U8, 2 => Dtype::I16, _ => Dtype::F32 };
             let boxes = grid(&shape, &cuts);
             let (mut file, mut parts) = (vec![0xEE; 3], Vec::new());
@@ -292,8 +331,24 @@ mod tests {
                     written[to..to + len].iter_mut().for_each(|count| *count += 1);
                 }
             }
-            prop_assert_eq!(found, wanted);
+            prop_assert_eq!(&found, &wanted);
             prop_assert!(written.iter().all(|&count| count == 1));
+
+            // In parts of any size: the same bytes, one part after the other.
+            let len = wanted.len() as u64;
+            for part in (0..len).step_by(step).map(|start| start..(start + step as u64).min(len)) {
+                let mut bytes = vec![None; (part.end - part.start) as usize];
+                for run in runs_within(&w.runs(slice.as_ref()), &part) {
+                    for k in 0..run.count {
+                        let (from, to) = ((run.offset + k * run.stride) as usize, (run.at + k * run.at_stride) as usize);
+                        for byte in 0..run.run as usize {
+                            prop_assert_eq!(bytes[to + byte].replace(file[from + byte]), None);
+                        }
+                    }
+                }
+                let expected: Vec<_> = wanted[part.start as usize..part.end as usize].iter().copied().map(Some).collect();
+                prop_assert_eq!(bytes, expected);
+            }
         }
     }
 }

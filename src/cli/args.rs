@@ -522,7 +522,7 @@ pub(crate) struct ConversionArgs {
     /// local cache.
     #[arg(value_name = "IN", value_hint = ValueHint::AnyPath)]
     pub(crate) input: PathBuf,
-    /// Where to write: a file if the name ends in .safetensors, else a folder.
+    /// Where to write: a file if the name ends in .safetensors or .sft, else a folder.
     #[arg(value_name = "OUT", value_hint = ValueHint::AnyPath)]
     pub(crate) output: PathBuf,
     /// The most bytes of tensors in one file of a folder; a larger tensor has a file of its own. Without it, 5GB.
@@ -535,7 +535,14 @@ pub(crate) struct ConversionArgs {
     /// possible, and compare them before they are put in place.
     #[arg(long)]
     pub(crate) check: bool,
-    /// Copy config.json, generation_config.json and the tokenizer's files too.
+    /// Replace the model that is in OUT. Without it, only IN itself may be replaced.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Copy what a loader needs beside the weights, sub-folders too, and list what was left.
+    ///
+    /// Configuration (*.json, *.yaml), tokenizers and vocabularies (*.txt, *.model, *.tiktoken, …), chat templates (*.jinja) and
+    /// the model's own code (*.py). Never weights, pickles, the state of a training run, hidden files, or links that leave the
+    /// folder.
     #[arg(long)]
     pub(crate) copy_files: bool,
     /// Print JSON.

@@ -6,6 +6,7 @@
 mod args;
 mod audit;
 mod bench;
+mod companions;
 mod convert;
 mod demo;
 mod digests;

@@ -23,6 +23,7 @@ mod trace;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +47,7 @@ use meter::Meter;
 use run::Run;
 use trace::{Span, Tracer};
 
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, no_tensor, scaled_names};
+use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, no_tensor, runs_within, scaled_names};
 use crate::convert::Float;
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
@@ -121,6 +122,8 @@ pub struct Loaded {
     pub report: Report,
     /// What a person should know about the checkpoint.
     pub warnings: Vec<String>,
+    /// Tensors whose finite numbers became infinite, and how many of them, where that was allowed. `warnings` ends with them.
+    pub(crate) overflows: Vec<(String, u64)>,
 }
 
 /// A plan with what was learned while making it.
@@ -271,7 +274,18 @@ impl Loader {
     /// # Errors
     /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.
     pub fn prepare(&self, checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared> {
-        self.prepare_with(checkpoint, selected, None)
+        self.prepare_with(checkpoint, selected, None, None)
+    }
+
+    /// The same for a part of one tensor: the elements in `part`, a range of the bytes that it has as stored, row-major, after
+    /// slicing. It cuts no element in two. What is loaded has the name and the type of the tensor, and one dimension.
+    pub(crate) fn prepare_part(
+        &self,
+        checkpoint: &Checkpoint,
+        selected: &Selected,
+        part: &Range<u64>,
+    ) -> Result<Prepared> {
+        self.prepare_with(checkpoint, std::slice::from_ref(selected), None, Some(part))
     }
 
     /// The same, for [`Loader::load_into`]: `places` has the first byte of each selected tensor, counted from the start of
@@ -285,7 +299,7 @@ impl Loader {
         selected: &[Selected],
         places: &BTreeMap<Arc<str>, u64>,
     ) -> Result<Prepared> {
-        self.prepare_with(checkpoint, selected, Some(places))
+        self.prepare_with(checkpoint, selected, Some(places), None)
     }
 
     fn prepare_with(
@@ -293,11 +307,15 @@ impl Loader {
         checkpoint: &Checkpoint,
         selected: &[Selected],
         places: Option<&BTreeMap<Arc<str>, u64>>,
+        part: Option<&Range<u64>>,
     ) -> Result<Prepared> {
         let started = Instant::now();
         checkpoint.require_known_dtypes(selected)?;
         let casts = self.casts(checkpoint, selected)?;
-        let wanted = wanted(checkpoint, &casts, places)?;
+        let mut wanted = wanted(checkpoint, &casts, places)?;
+        if let Some(part) = part {
+            wanted.iter_mut().for_each(|tensor| cut_to(tensor, part));
+        }
         let (mut facts, file_system, volume) = self.facts(checkpoint.shards(), &wanted)?;
         match self.options.route {
             RouteChoice::GpuDirect if places.is_some() => {
@@ -415,6 +433,7 @@ impl Loader {
             self.engine.set(Some(engine)); // an engine that failed is not used again
         }
         let overflows = self.judge_overflows(plan, ran?)?;
+        let overflowed = self.options.convert.and_then(|convert| overflow_warning(convert.to, &overflows));
         let tensors = tensors(plan, &written)?;
         let mut report = meter.report(prepared, seconds, staging, self.fallbacks.list());
         report.setup_seconds = setup_seconds;
@@ -422,10 +441,11 @@ impl Loader {
         report.device = self.device.name();
         report.product = self.device.product().unwrap_or_default();
         report.engine = engine_name.to_owned();
+        report.staging = staging;
         let passed = Passed { keeps: self.device.limits().keeps, fresh };
         limits::judge(&mut report, self.options.limits.as_deref(), prepared, &*self.device, &passed);
-        let warnings = checkpoint.warnings().iter().cloned().chain(overflows).collect();
-        Ok(Loaded { tensors, report, warnings })
+        let warnings = checkpoint.warnings().iter().cloned().chain(overflowed).collect();
+        Ok(Loaded { tensors, report, warnings, overflows })
     }
 
     /// Divides the arena as the plan wants it, and tells the stream what is to come.
@@ -460,18 +480,15 @@ impl Loader {
         Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
     }
 
-    /// Overflow is an error; where it is allowed, a warning that names the tensors.
-    fn judge_overflows(&self, plan: &LoadPlan, overflows: BTreeMap<usize, u64>) -> Result<Option<String>> {
-        let Some(convert) = self.options.convert else { return Ok(None) };
+    /// The tensors whose numbers overflowed, where that is allowed; else it is an error.
+    fn judge_overflows(&self, plan: &LoadPlan, overflows: BTreeMap<usize, u64>) -> Result<Vec<(String, u64)>> {
+        let Some(convert) = self.options.convert else { return Ok(Vec::new()) };
         let named = |(index, count): (usize, u64)| Some((plan.placements.get(index)?.name.to_string(), count));
         let tensors: Vec<(String, u64)> = overflows.into_iter().filter_map(named).collect();
-        if tensors.is_empty() {
-            return Ok(None);
+        if tensors.is_empty() || convert.allow_overflow {
+            return Ok(tensors);
         }
         let to = convert.to.dtype().to_string();
-        if convert.allow_overflow {
-            return Ok(Some(format!("finite numbers became infinite in {to}: {}", Overflowed(&tensors))));
-        }
         let reach = if convert.to == Float::F16 { "65504" } else { "3.4e38" };
         Err(Error::Overflow { to, reach, tensors })
     }
@@ -592,6 +609,12 @@ impl Loader {
     }
 }
 
+/// What a person should know of tensors whose finite numbers became infinite.
+pub(crate) fn overflow_warning(to: Float, overflows: &[(String, u64)]) -> Option<String> {
+    let what = || format!("finite numbers became infinite in {}: {}", to.dtype(), Overflowed(overflows));
+    (!overflows.is_empty()).then(what)
+}
+
 /// A size that reads may be told to have, at most: the kernel makes no longer ones.
 const MOST_READ_BYTES: u64 = 1 << 30;
 
@@ -623,6 +646,14 @@ fn wanted(checkpoint: &Checkpoint, casts: &Casts, places: Option<&BTreeMap<Arc<s
         })
     };
     casts.tensors.iter().map(wanted).collect()
+}
+
+/// Leaves of a wanted tensor the elements in a range of its bytes.
+fn cut_to(tensor: &mut Wanted, part: &Range<u64>) {
+    let stored = part.end.saturating_sub(part.start);
+    tensor.runs = runs_within(&tensor.runs, part);
+    tensor.bytes = tensor.cast.map_or(stored, |wanted| wanted.cast.converted(stored));
+    tensor.shape = [tensor.bytes.saturating_mul(8) / tensor.dtype.bits().unwrap_or(8).max(1)].into();
 }
 
 /// The tables of scales that a plan's conversions count.

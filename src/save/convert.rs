@@ -1,31 +1,26 @@
 //! A checkpoint written anew: whatever [`Checkpoint`] opens, by way of the ordinary [`Loader`], to safetensors.
 //!
-//! Tensors are loaded to host memory batch by batch, in the order in which they are written, while another thread writes
-//! the batch before: memory is bounded by two batches, that is by some 64 MiB or the largest tensor. Casts, scales and cuts are
-//! the loader's. Nothing here opens a weight file, and nothing is replaced before all has been written and, where asked,
-//! read back and compared.
+//! This file decides what the result holds: names, casts, ties, metadata, warnings. [`batches`](super::batches) then loads and
+//! writes the tensors in memory of a bounded size. Casts, scales and cuts are the loader's. Nothing here opens a weight file, and
+//! nothing is replaced before all has been written and, where asked, read back and compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-
-use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
+use super::batches::BATCH_BYTES;
+use super::{
+    Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, Replace, SaveOptions, Saved, Saving, Target, shard_limit,
+};
 use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
 };
-use crate::device::{Cast, CpuDevice};
-use crate::digest::checksum;
+use crate::device::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
-use crate::load::{Loaded, Loader, Progress, TransferOptions};
-use crate::plan::RouteChoice;
+use crate::load::{Progress, TransferOptions};
 use crate::store::Store;
-
-/// Bytes of a batch: enough that reading and writing are not interrupted all the time, and no more.
-const BATCH_BYTES: u64 = 64 << 20;
 
 /// Keys of the metadata that describe how a checkpoint was cut into files, and are wrong of any other cut.
 const OF_THE_CUT: &str = "DCP_";
@@ -51,6 +46,8 @@ pub struct ConvertOptions {
     pub ties: Ties,
     /// The most bytes of tensors in one file of a folder.
     pub max_shard_bytes: u64,
+    /// Whether another model may be replaced. The checkpoint that is converted may always be.
+    pub overwrite: bool,
     /// Whether the checksums that the checkpoint states are compared first, and whether the files are read back, past the page
     /// cache where possible, and compared before they are put in place.
     pub check: bool,
@@ -67,6 +64,7 @@ impl Default for ConvertOptions {
             transfer: TransferOptions::default(),
             ties: Ties::default(),
             max_shard_bytes: MAX_SHARD_BYTES,
+            overwrite: false,
             check: false,
             progress: None,
             leftovers: Leftovers::default(),
@@ -119,11 +117,23 @@ pub fn convert(
     target: &Target,
     options: &ConvertOptions,
 ) -> Result<Converted> {
+    convert_in(checkpoint, store, target, options, BATCH_BYTES)
+}
+
+/// [`convert`] with batches of `batch_bytes` bytes; at least 16.
+pub(super) fn convert_in(
+    checkpoint: &Checkpoint,
+    store: &dyn Store,
+    target: &Target,
+    options: &ConvertOptions,
+    batch_bytes: u64,
+) -> Result<Converted> {
     if options.check {
         let cancel = &options.transfer.cancel;
         checkpoint.check_sums(&|| if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) })?;
     }
-    let work = Work::plan(checkpoint, options)?;
+    demand_tensors(checkpoint)?;
+    let work = Work::plan(checkpoint, options, batch_bytes)?;
     let outlines = work.outputs.iter().map(|output| output.outline.clone()).collect();
     let limit = shard_limit(target, options.max_shard_bytes);
     let layout = Layout::new(target.path(), outlines, &work.notes, limit)?;
@@ -137,10 +147,12 @@ pub fn convert(
 }
 
 /// A conversion that has been thought through.
-struct Work<'a> {
-    checkpoint: &'a Checkpoint,
-    options: &'a ConvertOptions,
-    outputs: Vec<Output>,
+pub(super) struct Work<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) options: &'a ConvertOptions,
+    pub(super) outputs: Vec<Output>,
+    /// Bytes that are loaded and written at a time.
+    pub(super) batch_bytes: u64,
     notes: Notes,
     warnings: Vec<String>,
     skipped: Vec<Skipped>,
@@ -153,20 +165,14 @@ struct Work<'a> {
 type Made<'a> = (&'a TensorData, Dtype, Arc<[u64]>, Option<Slice>, Option<Cast>);
 
 /// A tensor of the result and the one that it comes from.
-struct Output {
-    outline: Outline,
-    source: Selected,
-    cast: Option<Cast>,
-}
-
-/// Tensors that are loaded together, by their numbers among the outputs, in the order in which they are written.
-struct Batch {
-    outputs: Vec<usize>,
-    loaded: Loaded,
+pub(super) struct Output {
+    pub(super) outline: Outline,
+    pub(super) source: Selected,
+    pub(super) cast: Option<Cast>,
 }
 
 impl<'a> Work<'a> {
-    fn plan(checkpoint: &'a Checkpoint, options: &'a ConvertOptions) -> Result<Work<'a>> {
+    fn plan(checkpoint: &'a Checkpoint, options: &'a ConvertOptions, batch_bytes: u64) -> Result<Work<'a>> {
         let selected = checkpoint.select(&options.selection)?;
         checkpoint.demand_no_loss(true, checkpoint.wants(&options.selection)?)?;
         demand_something(checkpoint, &selected)?;
@@ -175,6 +181,7 @@ impl<'a> Work<'a> {
         let mut work = Work {
             checkpoint,
             options,
+            batch_bytes,
             outputs: Vec::with_capacity(selected.len()),
             notes: Notes { metadata: metadata(checkpoint), ties: BTreeMap::new() },
             warnings: Vec::new(),
@@ -218,157 +225,24 @@ impl<'a> Work<'a> {
     }
 
     fn save_options(&self) -> SaveOptions {
+        let shards = self.checkpoint.shards().iter().map(|shard| shard.path.as_path());
+        let own = || shards.chain([self.checkpoint.path()]).map(Path::to_owned).collect();
         SaveOptions {
+            replace: if self.options.overwrite { Replace::Anything } else { Replace::These(own()) },
             cancel: self.options.transfer.cancel.clone(),
             leftovers: self.options.leftovers.clone(),
             ..SaveOptions::default()
         }
     }
+}
 
-    /// Loads and writes everything, each on a thread of its own, and compares where asked.
-    fn carry_out<'s>(&self, mut saving: Saving<'s>) -> Result<(Saving<'s>, Vec<String>)> {
-        let order: Vec<usize> = saving.layout().shards.iter().flat_map(|shard| shard.tensors.iter().copied()).collect();
-        let total = saving.layout().bytes;
-        let tell = |done: u64| {
-            if let Some(progress) = &self.options.progress {
-                progress(done, total);
-            }
-        };
-        tell(0);
-        let (give, take) = bounded(0);
-        let (loaded, written) = thread::scope(|scope| {
-            let write = || self.write_all(&take, &mut saving, &tell);
-            let writer = thread::Builder::new().name("vramp-write".to_owned()).spawn_scoped(scope, write);
-            let writer = match writer {
-                Ok(writer) => writer,
-                Err(e) => {
-                    return (Err(Error::io("start a thread to write", self.checkpoint.path(), e)), Ok(Vec::new()));
-                }
-            };
-            let loaded = self.load_all(&order, give);
-            (loaded, writer.join().unwrap_or(Err(Error::Poisoned { what: "the thread that writes" })))
-        });
-        // A writer that ended early has the better reason than a loader that nobody took a batch from.
-        let sums = written?;
-        let warnings = loaded?;
-        if self.options.check {
-            self.compare(&saving, &order, &sums)?;
+/// Refuses to make a checkpoint of nothing: of no tensor at all, or of tensors without any bytes.
+fn demand_tensors(checkpoint: &Checkpoint) -> Result<()> {
+    match checkpoint.emptiness() {
+        Some(what) if checkpoint.skipped().is_empty() => {
+            Err(Error::Unsupported { path: checkpoint.path().to_owned(), tensor: None, what })
         }
-        Ok((saving, warnings))
-    }
-
-    /// Loads batch after batch and gives them away; returns what the loads warned of. Overflows are gathered from all.
-    fn load_all(&self, order: &[usize], give: Sender<Batch>) -> Result<Vec<String>> {
-        let mut loader = Loader::new(Arc::new(CpuDevice::new()), self.options.transfer.clone());
-        let (mut warnings, mut overflow) = (Vec::new(), None);
-        for outputs in batches(order, |at| self.outputs.get(at).and_then(|output| output.outline.bytes()).unwrap_or(0))
-        {
-            if overflow.is_some() && !self.is_cast(&outputs) {
-                continue;
-            }
-            match self.load(&mut loader, &outputs) {
-                Ok(loaded) if overflow.is_none() => {
-                    warnings
-                        .extend(loaded.warnings.get(self.checkpoint.warnings().len()..).unwrap_or_default().to_vec());
-                    give.send(Batch { outputs, loaded }).map_err(|_| Error::Cancelled)?;
-                }
-                Ok(_) => {}
-                Err(error) => overflow = Some(added_overflow(overflow, error)?),
-            }
-        }
-        overflow.map_or(Ok(warnings), Err)
-    }
-
-    fn is_cast(&self, outputs: &[usize]) -> bool {
-        outputs.iter().any(|&at| self.outputs.get(at).is_some_and(|output| output.cast.is_some()))
-    }
-
-    fn load(&self, loader: &mut Loader, outputs: &[usize]) -> Result<Loaded> {
-        let mut sources: Vec<Selected> =
-            outputs.iter().filter_map(|&at| self.outputs.get(at)).map(|output| output.source.clone()).collect();
-        sources.sort_by(|a, b| a.name.cmp(&b.name));
-        sources.dedup_by(|a, b| a.name == b.name);
-        let prepared = loader.prepare(self.checkpoint, &sources)?;
-        loader.load(self.checkpoint, &prepared)
-    }
-
-    /// Writes what comes; returns a checksum of each output where they are to be compared.
-    fn write_all(&self, take: &Receiver<Batch>, saving: &mut Saving<'_>, tell: &dyn Fn(u64)) -> Result<Vec<u64>> {
-        let mut sums = vec![0; if self.options.check { self.outputs.len() } else { 0 }];
-        let mut done = 0;
-        for Batch { outputs, loaded } in take {
-            for at in outputs {
-                let output = self.outputs.get(at).ok_or(Error::Poisoned { what: "a batch of other tensors" })?;
-                let bytes = loaded.tensor(&output.outline.name)?.bytes()?;
-                if let Some(sum) = sums.get_mut(at) {
-                    *sum = checksum(bytes);
-                }
-                if saving.next() != Some(at) && !bytes.is_empty() {
-                    return Err(Error::Poisoned { what: "tensors came in another order than they are written in" });
-                }
-                saving.write(bytes)?;
-                done += bytes.len() as u64;
-                tell(done);
-            }
-        }
-        Ok(sums)
-    }
-
-    // ---- the check
-
-    /// Reads the written files back and compares names, types, shapes and bytes with what was loaded.
-    fn compare(&self, saving: &Saving<'_>, order: &[usize], sums: &[u64]) -> Result<()> {
-        let mut differ = Listed::new();
-        for (path, shard) in saving.files()?.iter().zip(&saving.layout().shards) {
-            let found = Checkpoint::open(path)?;
-            let wanted: BTreeMap<&str, usize> = shard
-                .tensors
-                .iter()
-                .filter_map(|&at| Some((self.outputs.get(at)?.outline.name.as_ref(), at)))
-                .collect();
-            if found.tensors().len() != wanted.len() {
-                differ.push(|| format!("{} tensors instead of {}", found.tensors().len(), wanted.len()));
-            }
-            self.compare_shard(&found, &wanted, sums, &mut differ)?;
-        }
-        if differ.is_empty() && sums.len() == order.len() {
-            return Ok(());
-        }
-        let report = format!("what was read back is not what was written, and nothing was put in place: {differ}");
-        Err(Error::Mismatch { path: self.checkpoint.path().to_owned(), report })
-    }
-
-    fn compare_shard(
-        &self,
-        found: &Checkpoint,
-        wanted: &BTreeMap<&str, usize>,
-        sums: &[u64],
-        differ: &mut Listed,
-    ) -> Result<()> {
-        let transfer = TransferOptions {
-            route: RouteChoice::Direct,
-            cancel: self.options.transfer.cancel.clone(),
-            ..TransferOptions::default()
-        };
-        let mut loader = Loader::new(Arc::new(CpuDevice::new()), transfer);
-        let all = found.select(&Selection::default())?;
-        let order: Vec<usize> = (0..all.len()).collect();
-        for batch in batches(&order, |at| {
-            all.get(at).map_or(0, |it| found.tensors().get(it.tensor).map_or(0, |info| info.bytes()))
-        }) {
-            let selected: Vec<Selected> = batch.iter().filter_map(|&at| all.get(at).cloned()).collect();
-            let loaded = loader.load(found, &loader.prepare(found, &selected)?)?;
-            for chosen in &selected {
-                let tensor = loaded.tensor(&chosen.name)?;
-                let at = wanted.get(chosen.name.as_ref());
-                let outline = at.and_then(|&at| self.outputs.get(at)).map(|output| &output.outline);
-                let is_same = outline.is_some_and(|it| (&it.dtype, &it.shape[..]) == (tensor.dtype(), tensor.shape()));
-                if !is_same || at.and_then(|&at| sums.get(at)) != Some(&checksum(tensor.bytes()?)) {
-                    differ.push(|| quoted(&chosen.name));
-                }
-            }
-        }
-        Ok(())
+        _ => Ok(()),
     }
 }
 
@@ -436,34 +310,4 @@ fn in_stored_order<'c>(checkpoint: &Checkpoint, casts: &'c Casts) -> Vec<&'c Con
     let mut tensors: Vec<&ConvertedTensor> = casts.tensors.iter().collect();
     tensors.sort_by_key(place); // stable: by name where the place is the same
     tensors
-}
-
-/// Divides `order` into batches of [`BATCH_BYTES`]; a larger tensor is one of its own.
-fn batches(order: &[usize], bytes_of: impl Fn(usize) -> u64) -> Vec<Vec<usize>> {
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut filled = u64::MAX;
-    for &at in order {
-        let bytes = bytes_of(at);
-        match batches.last_mut().filter(|_| filled.saturating_add(bytes) <= BATCH_BYTES) {
-            Some(batch) => batch.push(at),
-            None => {
-                batches.push(vec![at]);
-                filled = 0;
-            }
-        }
-        filled = filled.saturating_add(bytes);
-    }
-    batches
-}
-
-/// One error of all tensors that overflowed; any other error as it is.
-fn added_overflow(before: Option<Error>, error: Error) -> Result<Error> {
-    match (before, error) {
-        (None, error @ Error::Overflow { .. }) => Ok(error),
-        (Some(Error::Overflow { to, reach, mut tensors }), Error::Overflow { tensors: more, .. }) => {
-            tensors.extend(more);
-            Ok(Error::Overflow { to, reach, tensors })
-        }
-        (_, error) => Err(error),
-    }
 }

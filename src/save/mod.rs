@@ -5,8 +5,10 @@
 //! memory, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. Files come and go through a
 //! [`Store`]; nothing here reads a weight file by itself, knows a device, or holds more than it was just given.
 
+mod batches;
 mod convert;
 mod layout;
+mod leftovers;
 mod publish;
 #[cfg(test)]
 mod tests;
@@ -18,12 +20,13 @@ use std::sync::Arc;
 
 pub use convert::{ConvertOptions, Converted, Ties, convert};
 pub use layout::{Layout, Notes, Outline, Shard};
-pub use publish::{Leftovers, write_file};
+pub use leftovers::{Leftovers, write_file};
 
 use crate::digest::{Digest, Hasher};
-use crate::error::{Error, Result};
+use crate::error::{Error, Listed, Result};
+use crate::fault::{counted, quoted};
 use crate::load::Cancel;
-use crate::store::{FileStore, NewFile, Store};
+use crate::store::{self, FileStore, NewFile, Store};
 use crate::tensor::Tensor;
 use publish::Place;
 
@@ -44,11 +47,12 @@ pub enum Target {
 }
 
 impl Target {
-    /// What a path means: a name that ends in `.safetensors`, in letters of either case, is a file, any other a folder.
+    /// What a path means: a name that ends in `.safetensors` or `.sft`, in letters of either case, is a file, any other a folder.
     pub fn of(path: impl Into<PathBuf>) -> Target {
         let path = path.into();
         let name = path.file_name().map(OsStr::to_ascii_lowercase).unwrap_or_default();
-        if name.as_encoded_bytes().ends_with(b".safetensors") { Target::File(path) } else { Target::Folder(path) }
+        let is_file = [".safetensors", ".sft"].iter().any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()));
+        if is_file { Target::File(path) } else { Target::Folder(path) }
     }
 
     /// The path.
@@ -59,6 +63,33 @@ impl Target {
     }
 }
 
+/// What a save may replace. A place that holds another model is refused before any work, with [`Error::Exists`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Replace {
+    /// No model: only what holds none, such as an empty file.
+    #[default]
+    Nothing,
+    /// These files, by whatever path they are reached: those of the model that is saved again.
+    These(Vec<PathBuf>),
+    /// Whatever is there.
+    Anything,
+}
+
+impl Replace {
+    /// Whether the file of that path may be replaced.
+    fn allows(&self, path: &Path) -> bool {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        match self {
+            Replace::Nothing => false,
+            Replace::These(files) => files.iter().any(|file| real(file) == real(path)),
+            Replace::Anything => true,
+        }
+    }
+}
+
+/// The hint of an [`Error::Exists`] that [`Replace::Anything`] avoids.
+pub const REPLACE_HINT: &str = "write to another place, or allow what is there to be replaced";
+
 /// How tensors are saved.
 #[derive(Debug, Clone)]
 pub struct SaveOptions {
@@ -68,6 +99,8 @@ pub struct SaveOptions {
     pub max_shard_bytes: u64,
     /// Whether SHA-256 of each tensor is wanted.
     pub digests: bool,
+    /// What may be replaced.
+    pub replace: Replace,
     /// Stops the save from another thread.
     pub cancel: Cancel,
     /// Where the save notes what it would leave behind, for whoever has to end the process.
@@ -80,6 +113,7 @@ impl Default for SaveOptions {
             notes: Notes::default(),
             max_shard_bytes: MAX_SHARD_BYTES,
             digests: false,
+            replace: Replace::default(),
             cancel: Cancel::new(),
             leftovers: Leftovers::default(),
         }
@@ -97,7 +131,8 @@ pub struct Saved {
     pub bytes: u64,
     /// SHA-256 of each tensor's bytes, if asked for.
     pub digests: BTreeMap<Arc<str>, Digest>,
-    /// What a person should know: files of the checkpoint that was replaced.
+    /// What a person should know: files of the checkpoint that was replaced, what killed saves had left, permissions that the storage
+    /// does not keep.
     pub warnings: Vec<String>,
 }
 
@@ -160,8 +195,8 @@ fn fetch(tensor: &Tensor, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<(
     Ok(())
 }
 
-/// Saves tensors to `path`: a file if it ends in `.safetensors`, else a folder. What is there is replaced in one step once
-/// the new is durable; whatever fails, the old stays as it is and nothing is left behind.
+/// Saves tensors to `path`: a file if it ends in `.safetensors` or `.sft`, else a folder. Where [`SaveOptions::replace`] allows it,
+/// what is there is replaced in one step once the new is durable; whatever fails, the old stays as it is and nothing is left behind.
 ///
 /// ```
 /// use vramp::dtype::Dtype;
@@ -180,7 +215,7 @@ fn fetch(tensor: &Tensor, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<(
 ///
 /// # Errors
 /// Before anything is written: when a tensor cannot be saved, its bytes do not fit its shape, the folder is missing, full or
-/// holds something that must stay. Later: when writing fails. See [`Layout::new`].
+/// holds something that must stay: another model ([`Error::Exists`]). Later: when writing fails. See [`Layout::new`].
 pub fn save(path: impl AsRef<Path>, tensors: &[Input<'_>], options: &SaveOptions) -> Result<Saved> {
     save_to(&FileStore, &Target::of(path.as_ref()), tensors, options)
 }
@@ -199,6 +234,18 @@ pub fn save_to(store: &dyn Store, target: &Target, tensors: &[Input<'_>], option
         input.bytes.pass(|bytes| saving.write(bytes))?;
     }
     saving.finish()
+}
+
+/// Removes what killed saves left where this one will write, and says so.
+fn remove_abandoned(store: &dyn Store, target: &Target) -> Option<String> {
+    let folder = match target {
+        Target::File(path) => store::folder_of(path),
+        Target::Folder(path) => path,
+    };
+    let removed: Listed = store::remove_abandoned(store, folder).iter().map(|name| quoted(name)).collect();
+    let what =
+        || format!("removed {} that a killed save had left: {removed}", counted(removed.len(), "temporary file"));
+    (!removed.is_empty()).then(what)
 }
 
 /// A single file has no limit.
@@ -240,6 +287,7 @@ pub struct Saving<'s> {
     files: Vec<PathBuf>,
     hasher: Option<Hasher>,
     digests: BTreeMap<Arc<str>, Digest>,
+    warnings: Vec<String>,
 }
 
 impl<'s> Saving<'s> {
@@ -248,7 +296,8 @@ impl<'s> Saving<'s> {
     /// # Errors
     /// When the folder that it should lie in is missing, too full, or holds something that must not be replaced.
     pub fn begin(store: &'s dyn Store, target: &Target, layout: Layout, options: &SaveOptions) -> Result<Saving<'s>> {
-        let place = Place::of(store, target, &layout)?;
+        let abandoned = remove_abandoned(store, target);
+        let place = Place::of(store, target, &layout, &options.replace)?;
         let mut saving = Saving {
             store,
             layout,
@@ -262,6 +311,7 @@ impl<'s> Saving<'s> {
             files: Vec::new(),
             hasher: options.digests.then(Hasher::new),
             digests: BTreeMap::new(),
+            warnings: abandoned.into_iter().collect(),
         };
         saving.place.make_folder(store, &saving.leftovers)?; // from here on, dropping it takes everything back
         saving.settle()?;
@@ -313,15 +363,16 @@ impl<'s> Saving<'s> {
     /// Puts the files in place.
     ///
     /// # Errors
-    /// When tensors are missing, the save was cancelled, the storage refuses, or (of a folder: [`Error::Conflict`]) somebody
-    /// else has put weights there since [`Saving::begin`]; then all is as it was before. Only when the
+    /// When tensors are missing, the save was cancelled, the storage refuses, or somebody else has put weights there since
+    /// [`Saving::begin`] ([`Error::Conflict`]); then all is as it was before. Only when the
     /// folder cannot be synced at the very end, the new files are in place and not known to be durable.
     pub fn finish(self) -> Result<Saved> {
         self.check_cancelled()?;
         let files = self.files()?.to_vec();
-        let published = self.place.publish(self.store, files, &self.layout, &self.leftovers)?;
+        let published = self.place.publish(self.store, files, &self.layout, &self.leftovers, &self.cancel)?;
         let (tensors, bytes) = (self.layout.tensors.len(), self.layout.bytes);
-        let (outputs, warnings) = (published.outputs, published.warnings);
+        let outputs = published.outputs;
+        let warnings = self.warnings.iter().cloned().chain(published.warnings).collect();
         Ok(Saved { outputs, tensors, bytes, digests: self.digests.clone(), warnings })
     }
 
@@ -339,12 +390,15 @@ impl<'s> Saving<'s> {
             if self.file.is_none() {
                 let mode = self.place.mode(self.shard);
                 let (path, mut file) = self.leftovers.create(self.store, self.place.folder(), mode)?;
+                self.warnings.extend(file.warning().filter(|warning| !self.warnings.contains(warning)));
                 file.append(&shard.header)?;
                 self.file = Some(file);
                 self.files.push(path);
             }
             if self.next().is_none() {
-                self.file.take().map_or(Ok(()), |file| file.sync())?;
+                if let Some((file, path)) = self.file.take().zip(self.files.last()) {
+                    self.leftovers.keep(path, file.sync()?);
+                }
                 (self.shard, self.tensor) = (self.shard + 1, 0);
             } else if self.done == self.next_bytes() {
                 self.note_digest();

@@ -4,131 +4,32 @@
 //! Before it nothing that the old checkpoint consists of is touched, which is why numbered files never take a name that is
 //! there already; after it the files of the old one are removed. Between those the folder is synced, so that a storage that
 //! reorders names cannot mix them. What a save would leave behind is kept in [`Leftovers`] until the switch. Of several saves
-//! to one folder that overlap in time, one is put in place and the others are refused: each replaces what it found, or nothing.
+//! to one place that overlap in time, one is put in place and the others are refused: each replaces what it found, or nothing.
+//! The folder is locked while that is looked at and changed. Another model is replaced only where [`Replace`] allows it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::{Layout, Target};
+use super::{Layout, Leftovers, Replace, Target};
 use crate::checkpoint::index::Index;
-use crate::checkpoint::{FolderChoice, choose_in_folder};
+use crate::checkpoint::{FolderChoice, choose_in_folder, pytorch_in_folder};
 use crate::error::{Error, Listed, Result};
 use crate::fault::{counted, quoted, sized};
-use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
+use crate::load::Cancel;
+use crate::store::{Found, Kind, Store, folder_of};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+/// How long a save waits for others that are being put in place in the same folder.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two looks whether they are done.
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// The longest index that is read to learn which files it names, in bytes.
 const LONGEST_INDEX: u64 = 100_000_000;
-
-/// Names that are tried for a temporary file, at most.
-const TEMPORARIES: u64 = 100_000;
-
-/// What a save that is under way would leave behind: its temporary files, numbered files that no index names yet, a folder
-/// that it made. Clones share it, and belong to one save at a time. Whoever ends the process meanwhile calls [`Leftovers::remove`] first.
-#[derive(Debug, Clone, Default)]
-pub struct Leftovers {
-    state: Arc<Mutex<State>>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// In the order in which they were made.
-    paths: Vec<PathBuf>,
-    closed: bool,
-}
-
-impl Leftovers {
-    /// Removes them, and has the save fail if it goes on. A save that has been put in place stays. First all names go; that the
-    /// storage then frees the bytes may take it seconds, and happens also when the process ends meanwhile.
-    pub fn remove(&self, store: &dyn Store) {
-        let mut state = self.state();
-        state.closed = true;
-        let held = state.take_away(store);
-        drop(state); // nobody has to wait for the bytes
-        drop(held);
-    }
-
-    /// Removes them.
-    pub(super) fn take_back(&self, store: &dyn Store) {
-        let held = self.state().take_away(store);
-        drop(held);
-    }
-
-    /// Makes a new file with a temporary name.
-    pub(super) fn create(
-        &self,
-        store: &dyn Store,
-        folder: &Path,
-        mode: Option<u32>,
-    ) -> Result<(PathBuf, Box<dyn NewFile>)> {
-        let mut state = self.open_state()?;
-        let mut count = state.paths.len() as u64;
-        loop {
-            let path = store::temporary(folder, count);
-            match store.create(&path, mode) {
-                Ok(file) => {
-                    state.paths.push(path.clone());
-                    return Ok((path, file));
-                }
-                // Left by a killed process of the same number, or written by one elsewhere.
-                Err(Error::Exists { .. }) if count < TEMPORARIES => count += 1,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Does something to the files while nobody can take them back. It is told what there is.
-    fn change(&self, work: impl FnOnce(&mut Vec<PathBuf>) -> Result<()>) -> Result<()> {
-        work(&mut self.open_state()?.paths)
-    }
-
-    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
-        let state = self.state();
-        if state.closed { Err(Error::Cancelled) } else { Ok(state) }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// The last first: a folder is empty then. None waits until the bytes of those before it are freed: a process that ends
-    /// meanwhile would leave it behind.
-    fn take_away(&mut self, store: &dyn Store) -> Vec<Box<dyn Send>> {
-        let mut held = Vec::new();
-        for path in std::mem::take(&mut self.paths).iter().rev() {
-            match store.take_away(path) {
-                Ok(bytes) => held.push(bytes),
-                Err(_) => {
-                    // NFS keeps a file that is held under another name, and with it the folder. What cannot be removed even then
-                    // has a name that says what it is.
-                    held.clear();
-                    let _ = store.remove(path);
-                }
-            }
-        }
-        held
-    }
-}
-
-/// Writes a small file: what is there is replaced in one step, and keeps its permissions.
-///
-/// # Errors
-/// When it cannot be written; what was there stays then.
-pub fn write_file(store: &dyn Store, path: &Path, bytes: &[u8], leftovers: &Leftovers) -> Result<()> {
-    let written = || {
-        let (from, mut file) = leftovers.create(store, folder_of(path), mode_of(store, path)?)?;
-        file.append(bytes)?;
-        file.sync()?;
-        switch(leftovers, || store.rename(&from, path))?;
-        store.sync_folder(folder_of(path))
-    };
-    written().inspect_err(|_| leftovers.take_back(store))
-}
 
 /// Where the files of a save will lie, and what is there already.
 #[derive(Debug)]
@@ -180,16 +81,16 @@ pub(super) struct Published {
 
 impl Place {
     /// Looks at what is there and decides on the names.
-    pub(super) fn of(store: &dyn Store, target: &Target, layout: &Layout) -> Result<Place> {
+    pub(super) fn of(store: &dyn Store, target: &Target, layout: &Layout, replace: &Replace) -> Result<Place> {
         let place = match target {
-            Target::File(path) => Place::of_file(store, path)?,
-            Target::Folder(path) => Place::of_folder(store, path, layout.shards.len())?,
+            Target::File(path) => Place::of_file(store, path, replace)?,
+            Target::Folder(path) => Place::of_folder(store, path, layout.shards.len(), replace)?,
         };
         place.demand_room(store, layout.file_bytes())?;
         Ok(place)
     }
 
-    fn of_file(store: &dyn Store, path: &Path) -> Result<Place> {
+    fn of_file(store: &dyn Store, path: &Path, replace: &Replace) -> Result<Place> {
         let folder = folder_of(path);
         let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Error::Request {
             what: format!("{}: the name of the file to write is not UTF-8", path.display()),
@@ -197,9 +98,16 @@ impl Place {
         })?;
         demand_folder(store, folder)?;
         let mode = mode_of(store, path)?;
-        let before = vec![(name.to_owned(), store.examine(path)?)];
+        let found = store.examine(path)?;
+        let before = vec![(name.to_owned(), found)];
         let place = Place { names: vec![name.to_owned()], modes: vec![mode], before, ..Place::empty(folder) };
-        place.demand_alone(store, path, name)
+        let place = place.demand_alone(store, path, name)?;
+        match found {
+            Some(found) if holds_something(path, &found) && !replace.allows(path) => {
+                Err(holds_another(path, &format!("a file of {}", sized(found.bytes)), ""))
+            }
+            _ => Ok(place),
+        }
     }
 
     /// Refuses to replace one of several files of a checkpoint: the others would no longer fit.
@@ -230,7 +138,7 @@ impl Place {
         Err(Error::Exists { path: path.to_owned(), what, hint })
     }
 
-    fn of_folder(store: &dyn Store, path: &Path, shards: usize) -> Result<Place> {
+    fn of_folder(store: &dyn Store, path: &Path, shards: usize, replace: &Replace) -> Result<Place> {
         let place = Place { index: shards > 1, ..Place::empty(path) };
         if !store.is_folder(path)? {
             if store.examine(path)?.is_some() {
@@ -246,6 +154,7 @@ impl Place {
             return Ok(Place { missing: true, read, ..place.named(store, shards, &[])? });
         }
         let there = store.list(path)?;
+        demand_own(store, path, &there, replace)?;
         let place = Place { read: Some(Read::of(store, path, &there)?), ..place };
         place.replacing(store, shards, &there)?.named(store, shards, &there)?.demand_clear_switch(&there)
     }
@@ -410,13 +319,24 @@ impl Place {
         files: Vec<PathBuf>,
         layout: &Layout,
         leftovers: &Leftovers,
+        cancel: &Cancel,
     ) -> Result<Published> {
         let outputs: Vec<PathBuf> = self.names.iter().map(|name| self.folder.join(name)).collect();
+        let lock = self.locked(store, cancel);
         let _lock = match &self.read {
-            Some(read) => Some(self.still(store, read)?),
+            Some(read) => {
+                let lock = lock?;
+                self.still(store, read)?;
+                Some(lock)
+            }
             None => {
+                // A folder that cannot be opened can be written to all the same.
+                let lock = match lock {
+                    Err(error @ (Error::Conflict { .. } | Error::Cancelled)) => return Err(error),
+                    lock => lock.ok(),
+                };
                 self.same_file(store)?;
-                None
+                lock
             }
         };
         if self.index {
@@ -435,20 +355,30 @@ impl Place {
         for (name, before) in &self.before {
             let path = self.folder.join(name);
             if store.examine(&path)? != *before {
-                let what = "somebody else has written it since this save began".to_owned();
-                return Err(Error::Conflict { path, what });
+                return Err(written_since(path));
             }
         }
         Ok(())
     }
 
-    /// Keeps other saves out of the folder, and demands that what is there is what was there when this one began.
-    fn still(&self, store: &dyn Store, read: &Read) -> Result<Box<dyn Send>> {
-        let lock = store.lock(&self.folder)?;
+    /// Keeps other saves out of the folder. Those that are being put in place at this moment are waited for.
+    fn locked(&self, store: &dyn Store, cancel: &Cancel) -> Result<Box<dyn Send>> {
+        let began = Instant::now();
+        loop {
+            match store.lock(&self.folder) {
+                Err(Error::Conflict { .. }) if cancel.is_cancelled() => return Err(Error::Cancelled),
+                Err(Error::Conflict { .. }) if began.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+                lock => return lock,
+            }
+        }
+    }
+
+    /// Demands that what is there is what was there when this save began.
+    fn still(&self, store: &dyn Store, read: &Read) -> Result<()> {
         let there = store.list(&self.folder)?;
         let is_taken = self.index && self.names.iter().any(|name| there.contains(name));
         if !is_taken && Read::of(store, &self.folder, &there)? == *read {
-            return Ok(lock);
+            return Ok(());
         }
         let what = "somebody else has put weights there since this save began".to_owned();
         Err(Error::Conflict { path: self.folder.clone(), what })
@@ -465,8 +395,9 @@ impl Place {
     ) -> Result<()> {
         let (index, mut file) = leftovers.create(store, &self.folder, self.index_mode.or_else(|| self.inherited()))?;
         file.append(layout.index(&self.names).as_bytes())?;
-        file.sync()?;
-        for (from, to) in files.iter().zip(outputs) {
+        let _lock = file.sync()?;
+        // The first file last: its lock tells other processes that the rest is not abandoned.
+        for (from, to) in files.iter().zip(outputs).rev() {
             leftovers.change(|paths| {
                 store.rename(from, to)?;
                 paths.retain(|path| path != from);
@@ -475,7 +406,7 @@ impl Place {
             })?;
         }
         store.sync_folder(&self.folder)?;
-        switch(leftovers, || store.rename(&index, &self.folder.join(INDEX)))?;
+        leftovers.switch(|| store.rename(&index, &self.folder.join(INDEX)))?;
         store.sync_folder(&self.folder)
     }
 
@@ -490,7 +421,16 @@ impl Place {
             return Err(Error::Poisoned { what: "a save without a file" });
         };
         if !self.drops_index {
-            switch(leftovers, || store.rename(from, to))?;
+            // Also where the folder could not be locked, of two saves to a new file one is refused.
+            let is_new = self.read.is_none() && self.before.iter().all(|(_, found)| found.is_none());
+            let put = || match is_new {
+                true => store.rename_new(from, to).map_err(|error| match error {
+                    Error::Exists { path, .. } => written_since(path),
+                    error => error,
+                }),
+                false => store.rename(from, to),
+            };
+            leftovers.switch(put)?;
             return store.sync_folder(&self.folder);
         }
         // Nobody reads the single file while the index is there. Unless it replaces another one, it can be taken back.
@@ -501,7 +441,7 @@ impl Place {
             Ok(())
         })?;
         store.sync_folder(&self.folder)?;
-        switch(leftovers, || store.remove(&self.folder.join(INDEX)))?;
+        leftovers.switch(|| store.remove(&self.folder.join(INDEX)))?;
         store.sync_folder(&self.folder)
     }
 
@@ -527,20 +467,55 @@ impl Place {
     }
 }
 
-/// The step after which the new checkpoint is the one that is read, and there is nothing to take back.
-fn switch(leftovers: &Leftovers, step: impl FnOnce() -> Result<()>) -> Result<()> {
-    leftovers.change(|paths| {
-        step()?;
-        paths.clear();
-        Ok(())
-    })
-}
-
 /// The names of `count` files: those of Hugging Face, or where they are taken (`round` above 1) such that differ before the
 /// number.
 fn numbered(round: u64, count: usize) -> Vec<String> {
     let stem = if round == 1 { "model".to_owned() } else { format!("model-r{round}") };
     (1..=count).map(|at| format!("{stem}-{at:05}-of-{count:05}.safetensors")).collect()
+}
+
+/// Somebody else was faster.
+fn written_since(path: PathBuf) -> Error {
+    Error::Conflict { path, what: "somebody else has written it since this save began".to_owned() }
+}
+
+/// Whether replacing what a name leads to could lose anything: an empty file, and a link to nothing, hold nothing.
+fn holds_something(path: &Path, found: &Found) -> bool {
+    match found.kind {
+        Kind::Link => std::fs::metadata(path).is_ok(),
+        _ => found.bytes > 0,
+    }
+}
+
+/// Demands that the model that readers find in a folder is one that may be replaced.
+fn demand_own(store: &dyn Store, folder: &Path, there: &[String], replace: &Replace) -> Result<()> {
+    let choice = match choose_in_folder(there) {
+        FolderChoice::Nothing => pytorch_in_folder(there),
+        choice => choice,
+    };
+    let (index, weights): (_, Vec<String>) = match choice {
+        FolderChoice::Index(name) => {
+            let bytes = store.read(&folder.join(&name), LONGEST_INDEX).unwrap_or_default();
+            let named = Index::parse(&bytes).map(|index| index.files().to_vec()).unwrap_or_default();
+            (Some(name), named.into_iter().filter(|name| there.contains(name)).collect())
+        }
+        FolderChoice::Weights(names) => (None, names),
+        FolderChoice::Nothing => return Ok(()),
+    };
+    let is_own = |name: &String| replace.allows(&folder.join(name));
+    if !weights.is_empty() && weights.iter().all(is_own) || index.as_ref().is_some_and(is_own) {
+        return Ok(());
+    }
+    let size = |name: &String| store.examine(&folder.join(name)).ok().flatten().map_or(0, |found| found.bytes);
+    let bytes = weights.iter().map(size).fold(0, u64::saturating_add);
+    let listed: Listed = index.iter().chain(&weights).map(|name| quoted(name)).collect();
+    let files = counted(weights.len(), "weight file");
+    Err(holds_another(folder, &format!("another model ({files}, {})", sized(bytes)), &format!(": {listed}")))
+}
+
+fn holds_another(path: &Path, held: &str, listed: &str) -> Error {
+    let what = format!("it holds {held}, which would be replaced{listed}");
+    Error::Exists { path: path.to_owned(), what, hint: Some(super::REPLACE_HINT.to_owned()) }
 }
 
 fn demand_folder(store: &dyn Store, folder: &Path) -> Result<()> {
@@ -555,7 +530,7 @@ fn demand_folder(store: &dyn Store, folder: &Path) -> Result<()> {
 }
 
 /// The permissions of the file that will be replaced, if there is one. Links are replaced and have none of their own.
-fn mode_of(store: &dyn Store, path: &Path) -> Result<Option<u32>> {
+pub(super) fn mode_of(store: &dyn Store, path: &Path) -> Result<Option<u32>> {
     let what = match store.examine(path)?.map(|found| (found.kind, found.mode)) {
         None | Some((Kind::Link, _)) => return Ok(None),
         Some((Kind::File, mode)) => return Ok(Some(mode)),

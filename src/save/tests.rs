@@ -1,5 +1,7 @@
 //! Saves that crash or fail at every step: readers find the old checkpoint or the new one, and failures leave nothing behind.
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
@@ -39,7 +41,7 @@ fn file() -> Target {
 
 /// Two tensors a file.
 fn options() -> SaveOptions {
-    SaveOptions { max_shard_bytes: 20, ..SaveOptions::default() }
+    SaveOptions { max_shard_bytes: 20, replace: Replace::Anything, ..SaveOptions::default() }
 }
 
 fn put(store: &CrashStore, target: &Target, tensors: &Tensors) -> Result<Saved> {
@@ -125,6 +127,9 @@ fn a_name_says_whether_it_is_a_file_or_a_folder() {
     for (name, is_file) in [
         ("m.safetensors", true),
         ("d/M.SAFETENSORS", true),
+        ("ae.sft", true),
+        ("ae.SFT", true),
+        ("sft", false),
         ("d/.safetensors", true),
         ("safetensors", false),
         ("m.safetensors.d", false),
@@ -528,7 +533,7 @@ fn local_files_that_cannot_be_renamed_or_synced_leave_nothing_behind() {
             if !crate::os::refuse(calls, code) {
                 return; // a kernel without seccomp
             }
-            let error = save(&path, &inputs(&version(1, 3)), &SaveOptions::default()).unwrap_err();
+            let error = save(&path, &inputs(&version(1, 3)), &options()).unwrap_err();
             assert!(matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(code)), "{error:?}");
             let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
             assert_eq!(names, ["m.safetensors"]);

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,7 @@ pub(super) struct Growing {
     /// Bytes that were handed over.
     len: u64,
     way: Way,
+    warning: Option<String>,
 }
 
 /// The file as the writing threads see it.
@@ -52,9 +54,9 @@ enum Way {
 }
 
 impl Growing {
-    pub(super) fn new(file: File, path: &Path) -> Growing {
+    pub(super) fn new(file: File, path: &Path, warning: Option<String>) -> Growing {
         let file = Growable { file, path: path.to_owned(), direct: AtomicBool::new(false) };
-        Growing { file: Arc::new(file), len: 0, way: Way::Small(Vec::new()) }
+        Growing { file: Arc::new(file), len: 0, way: Way::Small(Vec::new()), warning }
     }
 
     /// The first block is full.
@@ -81,13 +83,18 @@ impl NewFile for Growing {
         }
     }
 
-    fn sync(self: Box<Self>) -> Result<()> {
-        let Growing { file, len, way } = *self;
+    fn warning(&self) -> Option<String> {
+        self.warning.clone()
+    }
+
+    fn sync(self: Box<Self>) -> Result<Box<dyn Send>> {
+        let Growing { file, len, way, .. } = *self;
         match way {
             Way::Small(waiting) => file.write(&waiting, 0)?,
             Way::Blocks(blocks) => blocks.finish()?,
         }
-        file.sync(len)
+        file.sync(len)?;
+        Ok(Box::new(file)) // open, and so locked
     }
 }
 
@@ -182,7 +189,9 @@ impl Blocks {
             let (file, queue, finished) = (Arc::clone(file), queue.clone(), finished.clone());
             move || {
                 for Job { block, at } in queue {
-                    let written = file.write(block.bytes(), at);
+                    // Every block is answered, also after a panic: the other thread keeps the channel open.
+                    let write = AssertUnwindSafe(|| file.write(block.bytes(), at));
+                    let written = catch_unwind(write).unwrap_or_else(|_| Err(ended()));
                     drop(block); // free before whoever waits hears of it
                     let _ = finished.send(written);
                 }
@@ -272,14 +281,14 @@ mod tests {
 
     /// A file of `bytes`, handed over in pieces of growing size.
     fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-        let mut file: Box<dyn NewFile> = Box::new(Growing::new(File::create(path).unwrap(), path));
+        let mut file: Box<dyn NewFile> = Box::new(Growing::new(File::create(path).unwrap(), path, None));
         let (mut rest, mut step) = (bytes, 1);
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(step));
             file.append(now)?;
             (rest, step) = (later, step * 7 + 1);
         }
-        file.sync()
+        file.sync().map(drop)
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Random;
 use crate::error::{Error, Result};
-use crate::store::{self, Found, Kind, NewFile, Store, folder_of};
+use crate::store::{self, Found, Held, Kind, NewFile, Store, folder_of};
 
 /// What goes wrong at one step of a [`CrashStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,8 @@ struct State {
     dead: bool,
     free_bytes: Option<u64>,
     locked: BTreeSet<PathBuf>,
+    /// Files that are being written, or whose lock somebody keeps.
+    held: BTreeSet<usize>,
 }
 
 type Names = BTreeMap<PathBuf, Entry>;
@@ -276,7 +278,9 @@ impl Store for CrashStore {
         let at = state.files.len();
         state.put(path, Entry::File(at))?;
         state.files.push(Contents { mode: mode.unwrap_or(0o644), ..Contents::default() });
-        Ok(Box::new(Growing { store: self.clone(), path: path.to_owned(), at }))
+        state.held.insert(at);
+        let lock = FileLock { store: self.clone(), at };
+        Ok(Box::new(Growing { store: self.clone(), path: path.to_owned(), at, lock }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -318,6 +322,28 @@ impl Store for CrashStore {
         }
         Ok(Box::new(Locked { store: self.clone(), folder: folder.to_owned() }))
     }
+
+    fn hold(&self, path: &Path) -> Held {
+        let mut state = self.state();
+        match state.live.get(path).copied() {
+            None => Held::Missing,
+            Some(Entry::File(at)) if !state.dead && state.held.insert(at) => {
+                Held::Free(Box::new(FileLock { store: self.clone(), at }))
+            }
+            Some(_) => Held::Busy,
+        }
+    }
+}
+
+struct FileLock {
+    store: CrashStore,
+    at: usize,
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        self.store.state().held.remove(&self.at);
+    }
 }
 
 struct Locked {
@@ -335,6 +361,7 @@ struct Growing {
     store: CrashStore,
     path: PathBuf,
     at: usize,
+    lock: FileLock,
 }
 
 impl NewFile for Growing {
@@ -349,12 +376,13 @@ impl NewFile for Growing {
         stepped
     }
 
-    fn sync(self: Box<Self>) -> Result<()> {
+    fn sync(self: Box<Self>) -> Result<Box<dyn Send>> {
         let mut state = self.store.state();
         state.step(&self.path)?;
         let file = &mut state.files[self.at];
         file.durable = file.live.len();
-        Ok(())
+        drop(state);
+        Ok(Box::new(self.lock))
     }
 }
 
@@ -389,7 +417,27 @@ pub fn store_conformance(store: &dyn Store, folder: &Path) {
     store.rename(&two, &one).unwrap();
     assert_ne!(store.examine(&one).unwrap(), before, "the same bytes, and not the same file");
 
+    assert!(matches!(store.hold(&two), Held::Missing) && matches!(store.hold(&inner), Held::Missing));
+    let mut file = store.create(&two, None).unwrap();
+    assert!(matches!(store.hold(&two), Held::Busy), "it is being written");
+    file.append(b"third").unwrap();
+    let synced = file.sync().unwrap();
+    assert!(matches!(store.hold(&two), Held::Busy), "and kept");
+    drop(synced);
+    let Held::Free(held) = store.hold(&two) else { panic!("nobody has it") };
+    assert!(matches!(store.hold(&two), Held::Busy));
+    drop(held);
+    assert!(matches!(store.rename_new(&two, &one), Err(Error::Exists { .. })), "the name is taken");
+    assert_eq!(
+        (store.read(&one, 9).unwrap().as_slice(), store.read(&two, 9).unwrap().as_slice()),
+        (&b"second"[..], &b"third"[..])
+    );
+    store.remove(&one).unwrap();
+    store.rename_new(&two, &one).unwrap();
+    assert_eq!((store.list(folder).unwrap().len(), store.read(&one, 9).unwrap().as_slice()), (1, &b"third"[..]));
+
     store.make_folder(&inner).unwrap();
+    assert!(matches!(store.hold(&inner), Held::Busy), "a folder is no file of ours");
     let lock = store.lock(folder).unwrap();
     assert!(matches!(store.lock(folder).map(drop), Err(Error::Conflict { .. })));
     drop((lock, store.lock(&inner).unwrap()));

@@ -1,12 +1,15 @@
 //! `vramp demo`: makes a checkpoint and has `bench` measure this machine with it, load it cold and warm, and compare with
 //! T = S/B.
 //!
-//! It checks memory and disk before it writes, works in a folder of its own and removes it on every way out.
+//! It checks memory and disk before it writes, works in a folder of its own and removes it on every way out, and before it starts
+//! what killed demos left in the same place.
 
+mod abandoned;
 mod checkpoint;
 
 use std::env;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{self, Path, PathBuf};
 
 use serde::Serialize;
@@ -89,6 +92,8 @@ pub(crate) fn run(args: &DemoArgs, output: Output, interrupt: &Interrupt) -> Res
 /// The folder of the demo. Removed when it goes out of scope, and by an interrupt.
 struct Folder {
     dir: TempDir,
+    /// Tells other demos that it is in use.
+    _lock: Option<std::fs::File>,
     interrupt: Interrupt,
     file_system: String,
 }
@@ -124,13 +129,19 @@ impl Folder {
             move |source| Failure::System { what, path: Some(dir.to_owned()), source }
         };
         let dir = path::absolute(dir).unwrap_or_else(|_| dir.to_owned()); // "." is a place and no part of a name
-        let dir = tempfile::Builder::new().prefix("vramp-demo-").tempdir_in(dir).map_err(failed("make a folder"))?;
+        let place = dir.clone();
+        let dir =
+            tempfile::Builder::new().prefix(abandoned::PREFIX).tempdir_in(dir).map_err(failed("make a folder"))?;
+        let lock = abandoned::lock(dir.path());
+        if let Ok(own) = std::fs::metadata(dir.path()) {
+            abandoned::remove(&place, own.uid());
+        }
         let probe = dir.path().join("probe");
         let write = || std::fs::File::create_new(&probe).and_then(|mut file| file.write_all(b"vramp"));
         write().map_err(failed("write"))?;
         let (file_system, memory) = file_system(&probe)?;
         let _ = std::fs::remove_file(&probe);
-        let folder = Folder { dir, interrupt: interrupt.clone(), file_system };
+        let folder = Folder { dir, _lock: lock, interrupt: interrupt.clone(), file_system };
         Ok((folder.registered(), memory))
     }
 
@@ -160,6 +171,7 @@ impl Folder {
 
     fn keep(self) -> PathBuf {
         self.interrupt.remove_on_interrupt(None);
+        abandoned::unlock(self.dir.path());
         self.dir.keep()
     }
 
