@@ -36,7 +36,7 @@ fn equal_formats_are_copied_bit_by_bit() {
 #[test]
 fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let mut target = [7; 8];
-    let scales = Scales { values: &[2.0], first: 0, columns: 2, block_rows: 1, block_columns: 2 };
+    let scales = Scales { values: (&[2.0]).into(), first: 0, columns: 2, block_rows: 1, block_columns: 2 };
     let unsupported = |from, to, scaled| Err(ConvertError::Unsupported { from, to, scaled });
     assert_eq!(convert(&[0; 8], Float::F32, &mut target, Float::F64, None), unsupported(Float::F32, Float::F64, false));
     assert_eq!(
@@ -52,7 +52,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let wrong =
         |scales: Scales<'_>, target: &mut [u8]| convert(&[0; 2], Float::F8E4M3, target, Float::F32, Some(scales));
     for scales in [
-        Scales { values: &[], ..scales },
+        Scales { values: (&[]).into(), ..scales },
         Scales { first: 1, ..scales },
         Scales { first: u64::MAX, ..scales },
         Scales { columns: 0, ..scales },
@@ -73,7 +73,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
 fn scales_change_at_the_edges_of_blocks_and_rows() {
     // 3 x 5 in blocks of 2 x 2: scales 1 to 6.
     let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    let scales = Scales { values: &values, first: 0, columns: 5, block_rows: 2, block_columns: 2 };
+    let scales = Scales { values: (&values).into(), first: 0, columns: 5, block_rows: 2, block_columns: 2 };
     let all = [1.0, 1.0, 2.0, 2.0, 3.0, 1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0, 5.0, 6.0];
     for first in 0..all.len() {
         let wanted = &all[first..];
@@ -83,7 +83,7 @@ fn scales_change_at_the_edges_of_blocks_and_rows() {
         assert_eq!(floats(&target), wanted, "from {first} on");
     }
     // One scale for all, given as one block however large.
-    let scales = Scales { values: &[0.5], first: 0, columns: 15, block_rows: u64::MAX, block_columns: u64::MAX };
+    let scales = Scales { values: (&[0.5]).into(), first: 0, columns: 15, block_rows: u64::MAX, block_columns: u64::MAX };
     let mut target = vec![0; 60];
     convert(&bytes(&all), Float::F32, &mut target, Float::F32, Some(scales)).unwrap();
     assert_eq!(floats(&target), all.map(|value| value / 2.0));
@@ -184,7 +184,7 @@ fn every_value_becomes_the_same_in_vectors_of_every_width() {
         assert!(converted(&source, from, to, None, Vectors::widest()) == usual, "{from:?} to {to:?}");
         for scale in [1.0, -0.37, 1e30, 1e-40, f32::MAX, f32::INFINITY, f32::NAN] {
             let (values, columns) = ([scale], u64::MAX);
-            let scales = Scales { values: &values, first: 0, columns, block_rows: 1, block_columns: columns };
+            let scales = Scales { values: (&values).into(), first: 0, columns, block_rows: 1, block_columns: columns };
             let scales = Some(scales);
             let usual = converted(&source, from, to, scales, Vectors::Usual);
             let widest = converted(&source, from, to, scales, Vectors::widest());
@@ -202,7 +202,7 @@ fn any_number_of_elements_at_any_address_is_each_converted_as_if_alone() {
         let source = &all[all.len() / 3..][..80 * from.width() + 7];
         for (len, offset) in (0..70).flat_map(|len| [0, 1, 7].map(|offset| (len, offset))) {
             let source = &source[offset..][..len * from.width()];
-            let scales = Scales { values: &values, first: 3, columns: 80, block_rows: 1, block_columns: 1 };
+            let scales = Scales { values: (&values).into(), first: 3, columns: 80, block_rows: 1, block_columns: 1 };
             for scales in [None, Some(scales)] {
                 let mut target = vec![0xa5; offset + len * to.width()];
                 let overflowed = by_chunks(source, from, &mut target[offset..], to, scales, Vectors::widest());

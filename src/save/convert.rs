@@ -13,14 +13,14 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::{Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, SaveOptions, Saved, Saving, Target, shard_limit};
 use crate::checkpoint::{
-    Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
+    Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
 };
 use crate::device::{Cast, CpuDevice};
 use crate::digest::checksum;
 use crate::dtype::Dtype;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
-use crate::load::{Loaded, Loader, TransferOptions};
+use crate::load::{Loaded, Loader, Prepared, TransferOptions};
 use crate::plan::RouteChoice;
 use crate::store::Store;
 
@@ -179,7 +179,7 @@ impl<'a> Work<'a> {
             options,
             outputs: Vec::with_capacity(selected.len()),
             notes: Notes { metadata: metadata(checkpoint), ties: BTreeMap::new() },
-            warnings: Vec::new(),
+            warnings: casts.warnings.clone(),
             skipped: skipped(checkpoint, &selected, &casts),
             scales: scales(checkpoint, &casts),
             firsts: HashMap::new(),
@@ -290,7 +290,8 @@ impl<'a> Work<'a> {
             outputs.iter().filter_map(|&at| self.outputs.get(at)).map(|output| output.source.clone()).collect();
         sources.sort_by(|a, b| a.name.cmp(&b.name));
         sources.dedup_by(|a, b| a.name == b.name);
-        let prepared = loader.prepare(self.checkpoint, &sources)?;
+        // What is to be known of casts has been said of all batches at once.
+        let prepared = Prepared { warnings: Vec::new(), ..loader.prepare(self.checkpoint, &sources)? };
         loader.load(self.checkpoint, &prepared)
     }
 
@@ -390,7 +391,8 @@ fn casts(checkpoint: &Checkpoint, selected: &[Selected], options: &ConvertOption
         return checkpoint.casts(selected, convert.to);
     }
     let as_stored = |selected: &Selected| ConvertedTensor { selected: selected.clone(), cast: None, origin: 0 };
-    Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
+    let tensors = selected.iter().map(as_stored).collect();
+    Ok(Casts { tensors, scales: Vec::new(), warnings: Vec::new() })
 }
 
 /// The text that goes with the tensors wherever they lie. Records of shared memory are made anew.
@@ -403,7 +405,8 @@ fn metadata(checkpoint: &Checkpoint) -> BTreeMap<String, String> {
 
 fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec<Skipped> {
     let chosen: HashSet<usize> = selected.iter().map(|selected| selected.tensor).collect();
-    let applied: HashSet<usize> = casts.scales.iter().copied().collect();
+    let sources = |source: &ScaleSource| [Some(source.tensor), source.global.map(|(tensor, _)| tensor)];
+    let applied: HashSet<usize> = casts.scales.iter().flat_map(sources).flatten().collect();
     let skipped = |(at, info): (usize, &TensorInfo)| {
         let why = match (applied.contains(&at), chosen.contains(&at)) {
             (true, _) => "scales that have been applied",
@@ -419,8 +422,8 @@ fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec
 /// The weights that are multiplied by scales, as they are called in the result, and the scales as they were.
 fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>> {
     let pair = |tensor: &ConvertedTensor| {
-        let table = casts.scales.get(tensor.cast?.scale?.table)?;
-        Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(*table)?.name)))
+        let table = casts.scales.get(tensor.cast?.scale?.table)?.tensor;
+        Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(table)?.name)))
     };
     casts.tensors.iter().filter_map(pair).collect()
 }
