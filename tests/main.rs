@@ -15,6 +15,7 @@ mod layers;
 mod load;
 mod outputs;
 mod plan;
+mod quantised;
 mod scripts;
 mod torch;
 mod trace;

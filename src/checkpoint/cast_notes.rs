@@ -43,7 +43,10 @@ impl Packed {
             .iter()
             .map(|(scheme, names)| format!("{} {scheme} ({})", names.len(), first(names.iter().map(AsRef::as_ref))))
             .collect();
-        let why = self.why.as_ref().map_or(String::new(), |(name, why)| format!("; {} cannot be dequantised: {why}", quoted(name)));
+        let why = self
+            .why
+            .as_ref()
+            .map_or(String::new(), |(name, why)| format!("; {} cannot be dequantised: {why}", quoted(name)));
         let stay = if count == 1 { "stays" } else { "stay" };
         let what = counted(count, "packed weight");
         (count > 0).then(|| format!("{what} {stay} quantised, with what belongs to them: {}{why}", schemes.join(", ")))

@@ -93,7 +93,8 @@ impl Checkpoint {
         let used = |source: &ScaleSource| [Some(source.tensor), source.global.map(|(tensor, _)| tensor)];
         let used: HashSet<usize> = work.tables.keys().flat_map(used).flatten().collect();
         tensors.retain(|tensor| !used.contains(&tensor.selected.tensor));
-        let mut scales: Vec<(usize, ScaleSource)> = work.tables.into_iter().map(|(source, table)| (table, source)).collect();
+        let mut scales: Vec<(usize, ScaleSource)> =
+            work.tables.into_iter().map(|(source, table)| (table, source)).collect();
         scales.sort_unstable();
         let warnings = work.notes.warnings(|tensor| used.contains(&tensor));
         Ok(Casts { tensors, scales: scales.into_iter().map(|(_, source)| source).collect(), warnings })
@@ -198,6 +199,12 @@ impl Checkpoint {
         names.map_while(move |(at, tensor)| Some((at, tensor.name.strip_prefix(base.as_str())?)))
     }
 
+    /// Whether a weight was quantised for ComfyUI, which lays the scales of blocks of 16 and 32 out in tiles.
+    pub(super) fn is_for_comfy(&self, weight: &str) -> bool {
+        let layer = layer_of(weight);
+        self.tensor(&format!("{layer}comfy_quant")).is_some() || self.metadata.contains_key("_quantization_metadata")
+    }
+
     fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
         self.shards.get(tensor.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone())
     }
@@ -224,7 +231,7 @@ impl Checkpoint {
         } else if !is_scale_type(scale) {
             return refuse("their type is none that scales have".to_owned());
         }
-        let in_tiles = self.tensor(&format!("{}comfy_quant", layer_of(&weight.name))).is_some();
+        let in_tiles = self.is_for_comfy(&weight.name);
         if in_tiles && holds_exponents(scale) {
             return refuse("E8M0 exponents for ComfyUI (MXFP8) are laid out in tiles".to_owned());
         }

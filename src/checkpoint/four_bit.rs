@@ -11,7 +11,7 @@
 //! stays as stored, with a reason. Headers decide; no tensor is read.
 
 use super::casts::ScaleSource;
-use super::quantised::{Quantised, last_of, layer_of};
+use super::quantised::{Quantised, last_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
 use crate::device::BlockScale;
 use crate::dtype::Dtype;
@@ -65,7 +65,11 @@ impl Checkpoint {
         if !(is_nv && weight.dtype != Dtype::I8 || is_mx) {
             return None;
         }
-        if scale.dtype == Dtype::U8 && weight.dtype == Dtype::U8 && spelling.suffix.is_empty() && !self.is_mxfp4(quantised) {
+        if scale.dtype == Dtype::U8
+            && weight.dtype == Dtype::U8
+            && spelling.suffix.is_empty()
+            && !self.is_mxfp4(quantised)
+        {
             return Some(Err("nothing says that the bytes beside it are exponents".to_owned()));
         }
         let shape = match in_bytes(weight, &spelling) {
@@ -89,8 +93,7 @@ impl Checkpoint {
         shape: &[u64],
         find: impl Fn(&str) -> Option<usize>,
     ) -> Result<FourBit, String> {
-        let layer = layer_of(&weight.name);
-        if find(&format!("{layer}comfy_quant")).is_some() || self.metadata.contains_key("_quantization_metadata") {
+        if self.is_for_comfy(&weight.name) {
             return Err("its scales are laid out in tiles, for ComfyUI".to_owned());
         }
         let is_nv = scale.dtype == Dtype::F8_E4M3;
@@ -103,7 +106,10 @@ impl Checkpoint {
         let fits = squeezed(&scale.shape, wanted.len()) == wanted && columns.is_multiple_of(block) && columns > 0;
         if !fits {
             let (name, found) = (&scale.name, &scale.shape);
-            return Err(format!("its scales {name:?} have shape {found:?}, and its own {:?} wants {wanted:?}", weight.shape));
+            return Err(format!(
+                "its scales {name:?} have shape {found:?}, and its own {:?} wants {wanted:?}",
+                weight.shape
+            ));
         }
         if matches!(weight.data, TensorData::Parts(_)) {
             return Err("it is cut over several files".to_owned());
@@ -185,7 +191,12 @@ fn selected_shape(chosen: &Selected, weight: &TensorInfo, spelling: &Spelling) -
     let dims = weight.shape.len();
     let cut = |dim: usize| chosen.slice.as_ref().is_some_and(|slice| slice.dim == dim);
     let shape: Vec<u64> = match &chosen.slice {
-        Some(slice) => weight.shape.iter().enumerate().map(|(dim, &len)| if dim == slice.dim { slice.end - slice.start } else { len }).collect(),
+        Some(slice) => weight
+            .shape
+            .iter()
+            .enumerate()
+            .map(|(dim, &len)| if dim == slice.dim { slice.end - slice.start } else { len })
+            .collect(),
         None => weight.shape.to_vec(),
     };
     let (last, before) = shape.split_last().ok_or("a scalar")?;

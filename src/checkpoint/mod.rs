@@ -21,6 +21,7 @@ mod open;
 mod parts;
 pub mod pickle;
 mod quantised;
+mod records;
 mod runs;
 pub mod safetensors;
 pub mod selection;
@@ -37,6 +38,7 @@ pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder};
 pub use made::Recipe;
 pub use open::OpenOptions;
+pub use records::StaleRecords;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 
 use std::collections::hash_map::Entry;

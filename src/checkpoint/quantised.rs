@@ -68,7 +68,8 @@ impl Quantised {
         if !shown {
             return;
         }
-        let names: Vec<&str> = kin.iter().map(|(_, tensor)| last_of(&tensor.name)).chain(below.iter().map(|it| it.1)).collect();
+        let names: Vec<&str> =
+            kin.iter().map(|(_, tensor)| last_of(&tensor.name)).chain(below.iter().map(|it| it.1)).collect();
         self.packed.insert(at, self.scheme(weight, &kin, &names));
         let belongs = |tensor: &TensorInfo| {
             let name = last_of(&tensor.name);
@@ -132,7 +133,8 @@ impl Declared {
             };
             places.into_iter().flatten().find_map(inside)
         });
-        let in_metadata = || checkpoint.metadata.get("quantization_config").and_then(|text| serde_json::from_str(text).ok());
+        let in_metadata =
+            || checkpoint.metadata.get("quantization_config").and_then(|text| serde_json::from_str(text).ok());
         let Some(said): Option<serde_json::Value> = in_config.or_else(in_metadata) else { return Declared::default() };
         let method = said.get("quant_method").or_else(|| said.get("quant_algo")).and_then(|method| method.as_str());
         Declared { method: method.map(str::to_ascii_lowercase), text: said.to_string().to_ascii_lowercase() }
@@ -157,8 +159,22 @@ impl Declared {
 fn is_packed(tensor: &TensorInfo) -> bool {
     use Dtype::{F4, F6_E2M3, F6_E3M2, I8, I16, I32, U8, U16, U32};
     const OTHERS: [&str; 16] = [
-        "bias", "mask", "index", "idx", "ids", "id", "perm", "invperm", "shape", "format", "position", "positions", "groups",
-        "comfy", "tracked", "lengths",
+        "bias",
+        "mask",
+        "index",
+        "idx",
+        "ids",
+        "id",
+        "perm",
+        "invperm",
+        "shape",
+        "format",
+        "position",
+        "positions",
+        "groups",
+        "comfy",
+        "tracked",
+        "lengths",
     ];
     let last = last_of(&tensor.name);
     let is_type = matches!(tensor.dtype, U8 | I8 | U16 | I16 | U32 | I32 | F4 | F6_E2M3 | F6_E3M2);
@@ -169,7 +185,7 @@ fn is_packed(tensor: &TensorInfo) -> bool {
 
 /// Whether a name is that of the one weight of a layer: `weight`, `qweight`, `weight_packed`, `W_q`, `_data`, ….
 fn is_the_weight(last: &str) -> bool {
-    const PACKING: [&str; 7] = ["q", "qdata", "data", "packed", "int", "int4", "int8"];
+    const PACKING: [&str; 8] = ["q", "qdata", "data", "packed", "blocks", "int", "int4", "int8"];
     const WEIGHTS: [&str; 10] =
         ["weight", "weights", "qweight", "qweights", "w", "trellis", "qidxs", "codes", "indices", "b"];
     let mut rest = words(last).map(str::to_ascii_lowercase).filter(|word| !PACKING.contains(&word.as_str()));
@@ -192,8 +208,20 @@ fn says_packed(last: &str) -> bool {
 /// Whether the name of a part of a layer is that of a scale, a zero point, or a table of a quantiser.
 pub(super) fn tells_state(last: &str) -> bool {
     const PARTS: [&str; 14] = [
-        "scal", "zero", "_zp", "absmax", "quant_map", "quant_state", "nested_", "scb", "g_idx", "codebook", "centroid", "amax",
-        "weight_format", "comfy_quant",
+        "scal",
+        "zero",
+        "_zp",
+        "absmax",
+        "quant_map",
+        "quant_state",
+        "nested_",
+        "scb",
+        "g_idx",
+        "codebook",
+        "centroid",
+        "amax",
+        "weight_format",
+        "comfy_quant",
     ];
     const WHOLE: [&str; 11] = ["s", "z", "zp", "su", "sv", "suh", "svh", "biases", "meta", "offset", "offsets"];
     let last = last.to_ascii_lowercase();

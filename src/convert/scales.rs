@@ -68,9 +68,7 @@ impl Table {
     /// and so does U8, which is taken for the same. `None` for another type or a broken length.
     pub fn decode(source: &[u8], dtype: &Dtype) -> Option<Table> {
         match dtype {
-            Dtype::F8_E8M0 | Dtype::U8 => {
-                Some(Table::Coded { codes: source.into(), meaning: Meaning::Exponents })
-            }
+            Dtype::F8_E8M0 | Dtype::U8 => Some(Table::Coded { codes: source.into(), meaning: Meaning::Exponents }),
             Dtype::F64 => {
                 let (words, rest) = source.as_chunks::<8>();
                 let values = words.iter().map(|word| f64::from_le_bytes(*word));

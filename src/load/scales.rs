@@ -152,7 +152,8 @@ mod tests {
             let shard = Shard { path: "s".into(), bytes: 4, identity: file.identity(), made: None };
             storage.insert(std::sync::Arc::new(file));
             let run = Strided { shard: 0, offset: 0, run: 4, stride: 4, count: 1, at: 0, at_stride: 4 };
-            let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
+            let mut files =
+                Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
             let found = read_global(&mut files, &GlobalScale { name: "g".into(), divides, runs: vec![run] });
             assert_eq!(found.ok(), is_right.then_some(f64::from(value)), "{value}, {divides}");
         }
