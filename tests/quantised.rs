@@ -170,6 +170,10 @@ fn weights(random: &mut Random) -> Vec<Weight> {
         nvfp4(ct, true, &[7], 64, 3584.7, random),
         nvfp4(experts, false, &[3, 4], 32, 0.37, random),
     ];
+    // The type of packed pairs counts numbers.
+    let mut typed = nvfp4(modelopt, false, &[6], 32, 0.7, random);
+    typed.tensors[0] = ("l.weight", "F4", vec![6, 64], typed.tensors[0].3.clone());
+    found.push(typed);
     let gpt_oss = ["l.experts.gate_up_proj_blocks", "l.experts.gate_up_proj_scales"];
     let original = ["block.0.mlp.mlp1_weight.blocks", "block.0.mlp.mlp1_weight.scales"];
     let packed = ["l.weight_packed", "l.weight_scale"];
@@ -404,6 +408,7 @@ fn layers() -> Vec<(&'static str, Value, Vec<Stored>)> {
             json!({"quant_method": "aqlm"}),
             vec![ints("l.codes", "I8", &[4, 8, 1]), f32s("l.books", &[2, 3]), f32s("l.fits", &[4])],
         ),
+        ("packed U8", json!({}), vec![ints("l.weight", "U8", &[4, 34])]),
         (
             "packed U8",
             json!({}),
@@ -417,8 +422,9 @@ fn casts_keep_their_hands_off_what_belongs_to_packed_weights() {
     for (scheme, config, state) in layers() {
         let folder = tempfile::tempdir().unwrap();
         let one: Vec<u8> = [1.0f32; 8].iter().flat_map(|value| value.to_le_bytes()).collect();
-        let layer = if scheme == "packed U8" { "experts.w2" } else { "p.weight" };
-        let bias = if scheme == "packed U8" { "experts.w1_bias" } else { "l.bias" };
+        let is_fused = state[0].0.starts_with("experts");
+        let layer = if is_fused { "experts.w2" } else { "p.weight" };
+        let bias = if is_fused { "experts.w1_bias" } else { "l.bias" };
         let mut tensors = state.clone();
         tensors.push((layer, "F32", vec![2, 4], one.clone()));
         tensors.push((bias, "F32", vec![8], one));
@@ -471,6 +477,29 @@ fn whole_numbers_that_are_no_weights_keep_nothing_from_being_cast() {
         assert_eq!(loaded.tensor(name).unwrap().dtype().name(), wanted, "{name}");
     }
     assert_eq!(loaded.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_weight_whose_bare_name_is_taken_keeps_its_own_or_is_refused() {
+    let mut tensors =
+        nvfp4(["l.weight_packed", "l.weight_scale", "l.weight_global_scale"], true, &[4], 32, 8.0, &mut Random::new(3))
+            .tensors;
+    tensors.push(("l.weight", "I64", vec![1], vec![0; 8]));
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = write(folder.path(), &tensors, &json!({}), json!({}));
+    assert_eq!(load(&checkpoint, Float::BF16).tensor("l.weight_packed").unwrap().shape(), [4, 64]);
+    assert_eq!(load(&checkpoint, Float::BF16).tensor("l.weight").unwrap().shape(), [1]);
+    // Under names without a prefix the same two meet.
+    let stripped: Vec<Stored> = tensors
+        .into_iter()
+        .map(|(name, dtype, shape, bytes)| (if name == "l.weight" { "m.l.weight" } else { name }, dtype, shape, bytes))
+        .collect();
+    let checkpoint = write(folder.path(), &stripped, &json!({}), json!({}));
+    let selection = Selection { strip_prefix: vec!["m.".to_owned()], ..Selection::default() };
+    let loader = Loader::new(cpu(), options(Float::BF16, None));
+    let error = loader.prepare(&checkpoint, &checkpoint.select(&selection).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Request { .. }), "{error}");
+    assert!(error.to_string().contains("\"l.weight_packed\" is called \"l.weight\""), "{error}");
 }
 
 #[test]

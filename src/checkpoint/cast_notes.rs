@@ -12,12 +12,22 @@ const SHOWN: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) packed: Packed,
-    /// Dequantised weights: the scheme, the name before and after, the new shape.
-    pub(super) unpacked: Vec<(&'static str, Arc<str>, Arc<str>, Arc<[u64]>)>,
+    /// Dequantised weights.
+    pub(super) unpacked: Vec<Unpacked>,
     /// Whether some of them are experts whose rows stay as stored.
     pub(super) stored_rows: bool,
     /// 8-bit floats without a scale.
     pub(super) unscaled: Vec<(usize, Arc<str>)>,
+}
+
+/// A weight that is dequantised.
+#[derive(Debug)]
+pub(super) struct Unpacked {
+    pub(super) scheme: &'static str,
+    /// Its name before.
+    pub(super) was: Arc<str>,
+    pub(super) name: Arc<str>,
+    pub(super) shape: Arc<[u64]>,
 }
 
 /// Packed weights that stay so.
@@ -68,7 +78,7 @@ impl Notes {
     }
 
     fn unpacked(&self) -> Option<String> {
-        let one = |(scheme, was, name, shape): &(&str, Arc<str>, Arc<str>, Arc<[u64]>)| {
+        let one = |Unpacked { scheme, was, name, shape }: &Unpacked| {
             let renamed = if was == name { String::new() } else { format!(" as {}", quoted(name)) };
             format!("{scheme} {}{renamed}, now {shape:?}", quoted(was))
         };

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::cast_notes::Notes;
+use super::cast_notes::{Notes, Unpacked};
 use super::four_bit::{FourBit, squeezed};
 use super::quantised::{Quantised, last_of, layer_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
@@ -90,6 +90,7 @@ impl Checkpoint {
             };
             tensors.push(ConvertedTensor { selected, cast, origin });
         }
+        work.refuse_doubles(selected)?;
         let used = |source: &ScaleSource| [Some(source.tensor), source.global.map(|(tensor, _)| tensor)];
         let used: HashSet<usize> = work.tables.keys().flat_map(used).flatten().collect();
         tensors.retain(|tensor| !used.contains(&tensor.selected.tensor));
@@ -113,7 +114,8 @@ impl Checkpoint {
             }
         }
         selected.shape = weight.shape.into();
-        work.notes.unpacked.push((weight.scheme, was, Arc::clone(&selected.name), Arc::clone(&selected.shape)));
+        let (name, shape) = (Arc::clone(&selected.name), Arc::clone(&selected.shape));
+        work.notes.unpacked.push(Unpacked { scheme: weight.scheme, was, name, shape });
         let in_blocks = weight.suffix == "blocks";
         work.notes.stored_rows |= in_blocks && info.shape.len() > 3;
         let scale = BlockScale { table: work.table(weight.source), ..weight.blocks };
@@ -254,6 +256,20 @@ struct Work {
 }
 
 impl Work {
+    /// A weight that loses the end of its name must not get that of another one.
+    fn refuse_doubles(&self, selected: &[Selected]) -> Result<()> {
+        let is_taken = |name: &Arc<str>| selected.binary_search_by(|chosen| chosen.name.cmp(name)).is_ok();
+        let renamed = self.notes.unpacked.iter().filter(|weight| weight.was != weight.name);
+        match renamed.into_iter().find(|weight| is_taken(&weight.name)) {
+            None => Ok(()),
+            Some(Unpacked { was, name, .. }) => {
+                let what =
+                    format!("{was:?} is called {name:?} once it is dequantised, and another tensor is called so");
+                Err(Error::Request { what, hint: Some("leave one of them out".to_owned()) })
+            }
+        }
+    }
+
     fn table(&mut self, source: ScaleSource) -> usize {
         let next = self.tables.len();
         *self.tables.entry(source).or_insert(next)

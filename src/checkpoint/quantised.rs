@@ -63,7 +63,8 @@ impl Quantised {
         let below: Vec<(usize, &str)> = checkpoint.beginning(&format!("{}.", weight.name)).collect();
         let shown = kin.iter().any(|(_, tensor)| tells_state(last_of(&tensor.name)))
             || below.iter().any(|(_, rest)| tells_state(last_of(rest)))
-            || self.declared.is_quantised()
+            // What a configuration says is about weights: a layer may have tables of whole numbers too.
+            || (all && self.declared.is_quantised())
             || says_packed(last);
         if !shown {
             return;
@@ -199,10 +200,10 @@ fn stem_of(last: &str) -> &str {
     ENDS.iter().fold(last, |stem, end| stem.strip_suffix(end).unwrap_or(stem))
 }
 
-/// Whether a name alone says that numbers are packed.
+/// Whether a name alone says that whole numbers are a weight.
 fn says_packed(last: &str) -> bool {
     let last = last.to_ascii_lowercase();
-    ["packed", "qweight", "w_q", "qdata"].iter().any(|word| last.contains(word))
+    last == "weight" || ["packed", "qweight", "w_q", "qdata"].iter().any(|word| last.contains(word))
 }
 
 /// Whether the name of a part of a layer is that of a scale, a zero point, or a table of a quantiser.

@@ -153,7 +153,7 @@ fn pairs_become_two_numbers_each_with_one_scale() {
     let number = |bits: u8| numbers[usize::from(bits & 7)] * if bits & 8 == 0 { 1.0f32 } else { -1.0 };
     let source: Vec<u8> = (0..=255).cycle().take(5 * 700).collect();
     // 5 rows of 700 bytes in blocks of 8 bytes, the last ragged, from the 11th byte on.
-    let codes: Vec<u8> = (0..5 * 88).map(|at: u16| (at % 200 + 20) as u8).collect();
+    let codes: Vec<u8> = (20..220u8).cycle().take(5 * 88).collect();
     let scales = Scales { values: Values::Exponents(&codes), first: 11, columns: 700, block_rows: 1, block_columns: 8 };
     let mut target = vec![0; (source.len() - 11) * 8];
     assert_eq!(convert(&source[11..], Float::E2M1x2, &mut target, Float::F32, Some(scales)), Ok(0));
