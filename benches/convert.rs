@@ -66,7 +66,7 @@ fn converting(criterion: &mut Criterion) {
         (", a scale a column", rows, 1),
     ] {
         let values = vec![0.37; (rows.div_ceil(block_rows) * columns.div_ceil(block_columns)) as usize];
-        let scales = Scales { values: &values, first: 0, columns, block_rows, block_columns };
+        let scales = Scales { values: (&values).into(), first: 0, columns, block_rows, block_columns };
         case(Float::F8E4M3, Float::BF16, what, Some(scales));
     }
 }

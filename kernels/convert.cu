@@ -1,13 +1,14 @@
-// Conversion between float formats, with dequantisation by block scales: the kernels `cast_{from}_{to}`. The host twin, bit
-// for bit, is `src/convert.rs`, written another way on purpose.
+// Conversion between float formats, with dequantisation by block scales: the kernels `cast_{from}_{to}`, and `wide_{from}_{to}`
+// for scales in double precision and coded ones. The host twin, bit for bit, is `src/convert.rs`, written another way on purpose.
 //
 // Rounding is to nearest, ties to even, once; subnormals are exact on both sides; a NaN stays a quiet NaN with its sign and
 // top payload bits. The exception is a product of a scale: if that is NaN it is the one positive quiet NaN without payload,
 // because processors disagree there. All of it is integer arithmetic except the exact multiplications by powers of two and the
-// one multiplication by a scale, so the results do not hang on the GPU's own conversions (sm_75 has none for bf16 and fp8).
+// multiplication by a scale (in f32, or in f64 by the wide kernels), so the results do not hang on the GPU's own conversions (sm_75 has none for bf16 and fp8).
 //
 // Formats: f64 f32 f16 bf16; f8_e4m3 (no infinities, NaN is S.1111.111), f8_e5m2 (IEEE-like), and their fnuz variants
-// (0x80 is the one NaN, no infinities, no negative zero, a bias one larger).
+// (0x80 is the one NaN, no infinities, no negative zero, a bias one larger); e2m1x2, two numbers of 4 bits in a byte, the first in
+// the lower half (bias 1, no infinities, no NaN): an element is the byte.
 #include "common.cuh"
 
 // --- formats: how their elements are stored and what they are as f32, exactly ---
@@ -69,6 +70,25 @@ struct f8_e5m2fnuz {
     typedef u8 Word;
     static __device__ __forceinline__ u32 as_f32(u32 bits) {
         return bits == 0x80 ? NOT_A_NUMBER : (bits & 0x80) << 24 | rebias<21, 111>(bits & 0x7f);
+    }
+};
+
+struct e2m1x2 {
+    typedef u8 Word;
+};
+
+// The numbers of one element: one, but for pairs.
+template <typename From>
+struct Numbers {
+    enum { count = 1 };
+    static __device__ __forceinline__ u32 at(u32 bits, int) { return From::as_f32(bits); }
+};
+template <>
+struct Numbers<e2m1x2> {
+    enum { count = 2 };
+    static __device__ __forceinline__ u32 at(u32 bits, int number) {
+        bits >>= 4 * number;
+        return (bits & 8) << 28 | rebias<22, 126>(bits & 7);
     }
 };
 
@@ -142,6 +162,18 @@ struct Convert<f64, To> {
     }
 };
 
+// One number times a scale, in f64, rounded once.
+template <typename To>
+static __device__ __forceinline__ u32 times(u32 value, double scale, u64& infinite) {
+    const u64 above = 0x7ff0000000000000ull;
+    u64 product = (u64)__double_as_longlong((double)__uint_as_float(value) * scale);
+    bool count = f32::finite(value) && ((u64)__double_as_longlong(scale) & above) != above;
+    if ((product & 0x7fffffffffffffffull) > above) product = 0x7ff8000000000000ull;
+    u32 result = Round<To>::of_f64(product);
+    infinite += count && Round<To>::infinite(result);
+    return result;
+}
+
 // --- where elements lie ---
 
 struct Shape {
@@ -152,9 +184,9 @@ struct Shape {
     u64 across;                                  // blocks in a row of blocks
 };
 
-static __device__ __forceinline__ float scale_at(const Shape& shape, u64 element) {
+static __device__ __forceinline__ u64 block_of(const Shape& shape, u64 element) {
     u64 row = element / shape.columns, column = element - row * shape.columns;
-    return shape.scales[row / shape.block_rows * shape.across + column / shape.block_columns];
+    return row / shape.block_rows * shape.across + column / shape.block_columns;
 }
 
 // The index in the source of the target's element `i`.
@@ -200,7 +232,7 @@ static __device__ __forceinline__ void cast(const u8* source, u8* target, u64 el
 #pragma unroll 1
         for (u64 four = grid_first(); four < done / 4; four += grid_stride()) {
             u64 from = place(shape, contiguous, four * 4);
-            float scale = scaled ? scale_at(shape, shape.first + from) : 1.0f;
+            float scale = scaled ? shape.scales[block_of(shape, shape.first + from)] : 1.0f;
             Four<In> in = ((const Four<In>*)source)[from / 4];
             Four<Out> out;
 #pragma unroll
@@ -213,7 +245,7 @@ static __device__ __forceinline__ void cast(const u8* source, u8* target, u64 el
 #pragma unroll 1
     for (u64 i = done + grid_first(); i < elements; i += grid_stride()) {
         u64 from = place(shape, contiguous, i);
-        float scale = scaled ? scale_at(shape, shape.first + from) : 1.0f;
+        float scale = scaled ? shape.scales[block_of(shape, shape.first + from)] : 1.0f;
         In in = aligned ? ((const In*)source)[from] : load_bytes<In>(source + from * sizeof(In));
         ((Out*)target)[i] = (Out)Convert<From, To>::one(in, scaled, scale, infinite);
     }
@@ -228,6 +260,59 @@ static __device__ __forceinline__ void cast(const u8* source, u8* target, u64 el
         Shape shape = {run, stride, scales, first, columns, block_rows, block_columns, across};                             \
         cast<from, to>(source, target, elements, shape, overflowed);                                                        \
     }
+
+// The same, with scales in double precision: `values` has one for each block, or, where there are `codes`, one for each of their 256
+// values, and `codes` has the code of each block. Elements of pairs become two elements of the target each.
+template <typename From, typename To>
+static __device__ __forceinline__ void wide(
+    const u8* source, u8* target, u64 elements, const Shape& shape, const u8* codes, const double* values, u64* overflowed) {
+    typedef typename From::Word In;
+    typedef typename To::Word Out;
+    const int count = Numbers<From>::count;
+    const bool contiguous = shape.run >= elements;
+    u64 infinite = 0, done = 0;
+
+    // As in `cast`.
+    const u64 bits = (contiguous ? 0 : shape.run | shape.stride) | shape.first | shape.columns | shape.block_columns;
+    if (bits % 4 == 0 && (u64)source % Four<In>::alignment == 0 && (u64)target % Four<Out>::alignment == 0) {
+        done = elements / 4 * 4;
+#pragma unroll 1
+        for (u64 four = grid_first(); four < done / 4; four += grid_stride()) {
+            u64 from = place(shape, contiguous, four * 4), block = block_of(shape, shape.first + from);
+            double scale = codes ? values[codes[block]] : values[block];
+            Four<In> in = ((const Four<In>*)source)[from / 4];
+            Four<Out> out[count];
+#pragma unroll
+            for (int i = 0; i < 4 * count; ++i)
+                out[i / 4].at[i % 4] = (Out)times<To>(Numbers<From>::at(in.at[i / count], i % count), scale, infinite);
+#pragma unroll
+            for (int i = 0; i < count; ++i) ((Four<Out>*)target)[four * count + i] = out[i];
+        }
+    }
+#pragma unroll 1
+    for (u64 i = done + grid_first(); i < elements; i += grid_stride()) {
+        u64 from = place(shape, contiguous, i), block = block_of(shape, shape.first + from);
+        double scale = codes ? values[codes[block]] : values[block];
+        In in = source[from];
+#pragma unroll
+        for (int n = 0; n < count; ++n)
+            ((Out*)target)[i * count + n] = (Out)times<To>(Numbers<From>::at(in, n), scale, infinite);
+    }
+    if (overflowed) add_over_block(infinite, overflowed);
+}
+
+#define WIDE(from, to)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(BLOCK) wide_##from##_##to(                                                 \
+        const u8* source, u8* target, u64 elements, u64 run, u64 stride, const u8* codes, const double* values, u64 first,  \
+        u64 columns, u64 block_rows, u64 block_columns, u64* overflowed) {                                                  \
+        Shape shape = {run, stride, 0, first, columns, block_rows, block_columns,                                           \
+                       (columns + block_columns - 1) / block_columns};                                                      \
+        wide<from, to>(source, target, elements, shape, codes, values, overflowed);                                         \
+    }
+#define WIDE_TO_ALL(from)                                                                                                   \
+    WIDE(from, f32)                                                                                                         \
+    WIDE(from, f16)                                                                                                         \
+    WIDE(from, bf16)
 
 // One PTX file a source format (`scripts/kernels` compiles this file once for each), so that a driver translates only
 // what a load needs.
@@ -248,18 +333,24 @@ CAST(bf16, f16)
 CAST(f8_e4m3, f32)
 CAST(f8_e4m3, f16)
 CAST(f8_e4m3, bf16)
+WIDE_TO_ALL(f8_e4m3)
 #elif defined(FROM_F8_E5M2)
 CAST(f8_e5m2, f32)
 CAST(f8_e5m2, f16)
 CAST(f8_e5m2, bf16)
+WIDE_TO_ALL(f8_e5m2)
 #elif defined(FROM_F8_E4M3FNUZ)
 CAST(f8_e4m3fnuz, f32)
 CAST(f8_e4m3fnuz, f16)
 CAST(f8_e4m3fnuz, bf16)
+WIDE_TO_ALL(f8_e4m3fnuz)
 #elif defined(FROM_F8_E5M2FNUZ)
 CAST(f8_e5m2fnuz, f32)
 CAST(f8_e5m2fnuz, f16)
 CAST(f8_e5m2fnuz, bf16)
+WIDE_TO_ALL(f8_e5m2fnuz)
+#elif defined(FROM_E2M1X2)
+WIDE_TO_ALL(e2m1x2)
 #else
 #error "say which format to convert from: -DFROM_F64, -DFROM_F8_E4M3, ..."
 #endif

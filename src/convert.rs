@@ -3,7 +3,8 @@
 //!
 //! Rounding is to nearest, ties to even, once; subnormals are exact on both sides; a NaN stays a quiet NaN with its sign and
 //! top payload bits. Only where a scale is involved a NaN is [`f32::NAN`] without sign or payload, because processors
-//! disagree there. Nothing here allocates per element, starts threads or knows a file; slices of any alignment are taken.
+//! disagree there. A product with a scale in single precision is rounded to that and then to the target; one with a scale that
+//! is wider ([`Table::Wide`], [`Table::Coded`]) is computed in double precision and rounded from there once. Nothing here allocates per element, starts threads or knows a file; slices of any alignment are taken.
 
 use serde::Serialize;
 
@@ -11,11 +12,13 @@ use crate::dtype::Dtype;
 
 mod elements;
 mod loops;
+mod scales;
 #[cfg(test)]
 mod tests;
 mod transpose;
 
 use loops::{Job, Vectors};
+pub use scales::{Meaning, Scales, Table, Values};
 pub use transpose::transpose;
 
 /// Elements that are converted at a time: their scales stay in the first-level cache.
@@ -40,10 +43,13 @@ pub enum Float {
     F8E4M3Fnuz,
     /// 5 exponent and 2 mantissa bits, bias 16; 0x80 is the one NaN, there are no infinities and no negative zero.
     F8E5M2Fnuz,
+    /// Two numbers in a byte, the first in the lower half: a sign, 2 exponent bits and 1 mantissa bit, bias 1 (OCP FP4). An
+    /// element is the byte with its two numbers. No element type says it: the tensors beside a weight do.
+    E2M1x2,
 }
 
 impl Float {
-    /// Every format.
+    /// Every format that an element type names.
     pub const ALL: [Float; 8] = [
         Float::F64,
         Float::F32,
@@ -71,7 +77,13 @@ impl Float {
             Float::F8E5M2 => Dtype::F8_E5M2,
             Float::F8E4M3Fnuz => Dtype::F8_E4M3FNUZ,
             Float::F8E5M2Fnuz => Dtype::F8_E5M2FNUZ,
+            Float::E2M1x2 => Dtype::F4,
         }
+    }
+
+    /// Numbers in one element.
+    pub fn numbers(self) -> u64 {
+        if self == Float::E2M1x2 { 2 } else { 1 }
     }
 
     /// Bytes of one element.
@@ -80,7 +92,7 @@ impl Float {
             Float::F64 => 8,
             Float::F32 => 4,
             Float::F16 | Float::BF16 => 2,
-            Float::F8E4M3 | Float::F8E5M2 | Float::F8E4M3Fnuz | Float::F8E5M2Fnuz => 1,
+            Float::F8E4M3 | Float::F8E5M2 | Float::F8E4M3Fnuz | Float::F8E5M2Fnuz | Float::E2M1x2 => 1,
         }
     }
 
@@ -95,12 +107,18 @@ impl Float {
             Float::F8E5M2 => "f8_e5m2",
             Float::F8E4M3Fnuz => "f8_e4m3fnuz",
             Float::F8E5M2Fnuz => "f8_e5m2fnuz",
+            Float::E2M1x2 => "e2m1x2",
         }
     }
 
     /// Whether one can convert to it: F32, F16 and BF16.
     pub fn is_target(self) -> bool {
         matches!(self, Float::F32 | Float::F16 | Float::BF16)
+    }
+
+    /// Bytes of an element of `to` for each number of one of this.
+    fn becomes(self, to: Float) -> usize {
+        if self == Float::E2M1x2 { to.width() * 2 } else { to.width() }
     }
 
     /// [`Float::bytes`] as a length of memory.
@@ -112,22 +130,6 @@ impl Float {
             _ => 1,
         }
     }
-}
-
-/// Scales of a 2-D tensor (or one seen as such), one for each block of `block_rows` x `block_columns` elements, row-major;
-/// blocks at the right and lower edge may be ragged. One scale for all: a block as large as the tensor.
-#[derive(Debug, Clone, Copy)]
-pub struct Scales<'a> {
-    /// The scales: for each row of blocks `ceil(columns / block_columns)`.
-    pub values: &'a [f32],
-    /// Index, in the whole tensor, of the first element that is converted.
-    pub first: u64,
-    /// Columns of the whole tensor.
-    pub columns: u64,
-    /// Rows of a block.
-    pub block_rows: u64,
-    /// Columns of a block.
-    pub block_columns: u64,
 }
 
 /// Why a conversion was not done. Nothing was written.
@@ -180,29 +182,17 @@ pub fn convert(
     if !same && (!to.is_target() || (from == Float::F64 && scales.is_some())) {
         return Err(ConvertError::Unsupported { from, to, scaled: scales.is_some() });
     }
-    let elements = count(source, from.width(), target, to.width())?;
-    if let Some(scales) = &scales {
-        scales.check(elements as u64)?;
+    let elements = count(source, from.width(), target, from.becomes(to))?;
+    if let Some(scales) = &scales
+        && let Some(needed) = scales.missing(elements as u64)
+    {
+        return Err(ConvertError::Scales { needed, given: scales.values.len() });
     }
     if same {
         target.copy_from_slice(source);
         return Ok(0);
     }
     Ok(by_chunks(source, from, target, to, scales, Vectors::widest()))
-}
-
-/// Decodes a tensor of scales (F32, F16, BF16, F64, F8_E8M0) to F32. `None` for another type or a broken length.
-pub fn decode_f32(source: &[u8], dtype: &Dtype) -> Option<Vec<f32>> {
-    if *dtype == Dtype::F8_E8M0 {
-        return Some(source.iter().map(|&bits| elements::e8m0(bits)).collect());
-    }
-    let from = Float::of(dtype)?;
-    if from.width() == 1 || !source.len().is_multiple_of(from.width()) {
-        return None;
-    }
-    let mut values = vec![0.0f32; source.len() / from.width()];
-    by_chunks(source, from, bytemuck::cast_slice_mut(&mut values), Float::F32, None, Vectors::widest());
-    Some(values)
 }
 
 /// The number of elements, if it is the same on both sides.
@@ -224,62 +214,29 @@ fn by_chunks(
     scales: Option<Scales<'_>>,
     vectors: Vectors,
 ) -> u64 {
-    let (mut factors, mut overflowed) = ([0.0; CHUNK], 0);
+    if from == Float::E2M1x2 {
+        return by_pairs(source, target, to, scales, vectors);
+    }
+    let (mut room, mut overflowed) = (scales::Room::new(), 0);
     let chunks = source.chunks(CHUNK * from.width()).zip(target.chunks_mut(CHUNK * to.width()));
     for (index, (source, target)) in (0..).zip(chunks) {
-        let factors = &mut factors[..source.len() / from.width()];
-        if let Some(scales) = &scales {
-            scales.fill(scales.first.saturating_add(index * CHUNK as u64), factors);
-        }
-        let factors = scales.is_some().then_some(&*factors);
+        let factors = room.of(scales.as_ref(), index * CHUNK as u64, source.len() / from.width());
         overflowed += u64::from(Job { source, factors, target }.run(from, to, vectors));
     }
     overflowed
 }
 
-impl Scales<'_> {
-    /// Whether there is a scale for each of `elements` elements.
-    fn check(&self, elements: u64) -> Result<(), ConvertError> {
-        let given = self.values.len();
-        if self.columns == 0 || self.block_rows == 0 || self.block_columns == 0 {
-            return Err(ConvertError::Scales { needed: 0, given });
-        }
-        let Some(last) = elements.checked_sub(1) else { return Ok(()) };
-        let last = self.first.saturating_add(last);
-        let block_rows = last / self.columns / self.block_rows + 1;
-        let needed = block_rows.saturating_mul(self.columns.div_ceil(self.block_columns));
-        if needed > given as u64 { Err(ConvertError::Scales { needed, given }) } else { Ok(()) }
+/// The same for two numbers in a byte: each is an E4M3 number too, and converted as that.
+fn by_pairs(source: &[u8], target: &mut [u8], to: Float, scales: Option<Scales<'_>>, vectors: Vectors) -> u64 {
+    let scales = scales.map(|scales| scales.of_numbers(2));
+    let (mut room, mut numbers, mut overflowed) = (scales::Room::new(), [[0u8; 2]; CHUNK / 2], 0);
+    let chunks = source.chunks(CHUNK / 2).zip(target.chunks_mut(CHUNK * to.width()));
+    for (index, (bytes, target)) in (0..).zip(chunks) {
+        let numbers = &mut numbers[..bytes.len()];
+        numbers.iter_mut().zip(bytes).for_each(|(pair, byte)| *pair = elements::e2m1_as_e4m3(*byte));
+        let source = numbers.as_flattened();
+        let factors = room.of(scales.as_ref(), index * CHUNK as u64, source.len());
+        overflowed += u64::from(Job { source, factors, target }.run(Float::F8E4M3, to, vectors));
     }
-
-    /// The scales of the elements from `first` on, one for each place. [`Scales::check`] has seen to it that every scale is there.
-    fn fill(&self, first: u64, mut factors: &mut [f32]) {
-        let across = self.columns.div_ceil(self.block_columns);
-        let (mut row, mut column) = (first / self.columns, first % self.columns);
-        while !factors.is_empty() {
-            let (of_row, rest) = factors.split_at_mut(within(self.columns - column, factors.len()));
-            let index = row / self.block_rows * across + column / self.block_columns;
-            let scales = usize::try_from(index).ok().and_then(|index| self.values.get(index..)).unwrap_or_default();
-            self.spread(scales, column, of_row);
-            (factors, row, column) = (rest, row + 1, 0);
-        }
-    }
-
-    /// Spreads the scales of a row of blocks over a part of one row of elements that begins at `column`.
-    fn spread(&self, scales: &[f32], column: u64, of_row: &mut [f32]) {
-        if self.block_columns == 1 {
-            return of_row.iter_mut().zip(scales).for_each(|(factor, scale)| *factor = *scale);
-        }
-        // The first block may have begun before.
-        let left = within(self.block_columns - column % self.block_columns, of_row.len());
-        let (begun, whole) = of_row.split_at_mut(left);
-        let blocks = whole.chunks_mut(within(self.block_columns, CHUNK));
-        for (block, scale) in std::iter::once(begun).chain(blocks).zip(scales) {
-            block.fill(*scale);
-        }
-    }
-}
-
-/// `count`, at most `len`.
-fn within(count: u64, len: usize) -> usize {
-    usize::try_from(count).map_or(len, |count| count.min(len))
+    overflowed
 }

@@ -164,6 +164,21 @@ pub struct ScaleTable {
     /// Where its bytes are.
     #[serde(skip)]
     pub runs: Vec<Strided>,
+    /// The one number that all of its scales are multiplied by or divided by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub global: Option<GlobalScale>,
+}
+
+/// The upper level of scales on two levels: one F32 number.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct GlobalScale {
+    /// The tensor that holds it, as stored.
+    pub name: Arc<str>,
+    /// Whether scales are divided by it.
+    pub divides: bool,
+    /// Where its bytes are.
+    #[serde(skip)]
+    pub runs: Vec<Strided>,
 }
 
 /// Where a tensor lies in the arena.

@@ -80,8 +80,13 @@ fn oracle(tensor: &Stored, to: Float, scale: Option<(&Stored, [u64; 2])>, cut: [
                 let index = (row / block[0] * per_row + column / block[1]) as usize * 4;
                 [f32::from_le_bytes(table.bytes[index..index + 4].try_into().unwrap())]
             });
-            let one =
-                value.as_ref().map(|values| Scales { values, first: 0, columns: 1, block_rows: 1, block_columns: 1 });
+            let one = value.as_ref().map(|values| Scales {
+                values: values.into(),
+                first: 0,
+                columns: 1,
+                block_rows: 1,
+                block_columns: 1,
+            });
             let mut element = vec![0; to.bytes() as usize];
             convert(&tensor.bytes[at..at + width], from, &mut element, to, one).unwrap();
             result.extend(element);

@@ -2,11 +2,11 @@
 //! gives, and what arithmetic written another way gives.
 
 use swcuda::ptx::{Module, Order};
-use vramp::convert::{Float, Scales, convert, transpose};
+use vramp::convert::{Float, Scales, Values, convert, transpose};
 use vramp::digest::{checksum, checksum_finish};
 
 mod machine;
-mod reference;
+pub(crate) mod reference;
 
 use machine::{Blocks, Cast, MODULES, Memory, SOURCES, kernel, launch, parameters};
 use reference::{bits, expected, expected_all};
@@ -31,7 +31,7 @@ impl Random {
 fn convert_on_cpu(from: Float, source: &[u8], to: Float, blocks: Option<&Blocks>) -> (Vec<u8>, u64) {
     let mut target = vec![0xa5; source.len() / from.bytes() as usize * to.bytes() as usize];
     let scales = blocks.map(|blocks| Scales {
-        values: &blocks.scales,
+        values: (&blocks.scales).into(),
         first: blocks.first,
         columns: blocks.columns,
         block_rows: blocks.block_rows,
@@ -82,7 +82,11 @@ fn every_module_parses_and_asks_for_no_more_than_the_oldest_driver_has() {
     let casts = Float::ALL.iter().flat_map(|from| TARGETS.map(|to| (*from, to))).filter(|(from, to)| from != to);
     let casts: Vec<String> = casts.map(|(from, to)| format!("cast_{}_{}", from.name(), to.name())).collect();
     assert!(casts.iter().all(|name| names.contains(&name.as_str())), "{names:?}");
-    assert_eq!(names.len(), casts.len() + 6, "casts, gather, checksum and four transpositions");
+    let wide = EIGHT_BITS.into_iter().chain([Float::E2M1x2]);
+    let wide: Vec<String> =
+        wide.flat_map(|from| TARGETS.map(|to| format!("wide_{}_{}", from.name(), to.name()))).collect();
+    assert!(wide.iter().all(|name| names.contains(&name.as_str())), "{names:?}");
+    assert_eq!(names.len(), casts.len() + wide.len() + 6, "casts, gather, checksum and four transpositions");
     for kernel in MODULES.iter().flat_map(Module::kernels) {
         assert_eq!(kernel.max_threads, Some(256), "{}", kernel.name);
     }
@@ -228,6 +232,52 @@ fn scales_multiply_in_single_precision() {
                 for offset in [0, from.bytes() as usize] {
                     let cast = Cast { blocks: Some(blocks.clone()), offset, ..Cast::new(from, to, source) };
                     assert_same(&format!("times {scale:e}"), source, from, to, &cast.run(), &wanted);
+                }
+            }
+        }
+    }
+}
+
+/// What a wide scale makes of an element, number by number: F64 arithmetic, rounded once.
+fn expected_wide(from: Float, element: u8, to: Float, scale: f64) -> Vec<(u64, bool)> {
+    let numbers = match from {
+        Float::E2M1x2 => vec![reference::e2m1(element & 15), reference::e2m1(element >> 4)],
+        _ => vec![reference::value(from, element.into())],
+    };
+    numbers.into_iter().map(|number| reference::product(number, scale, to)).collect()
+}
+
+#[test]
+fn wide_and_coded_scales_are_multiplied_in_double_precision() {
+    let mut random = Random(11);
+    let mut scales: Vec<f64> =
+        vec![1.0, -0.0, 1e-300, 1e300, f64::NAN, f64::INFINITY, 0.1, 2f64.powi(-127), 2f64.powi(127)];
+    scales.extend(
+        (0..247).map(|_| f64::from_bits(random.next() & !(0x7ff << 52) | (1023 - 20 + random.next() % 40) << 52)),
+    );
+    // 256 scales: 16 rows of 128 bytes in blocks of 8, and coded so that each block has another one.
+    let source: Vec<u8> = (0..16 * 128).map(|at| (at * 7 + at / 256) as u8).collect();
+    let codes: Vec<u8> = (0..=255u8).map(|code| code.wrapping_mul(91)).collect();
+    for from in EIGHT_BITS.into_iter().chain([Float::E2M1x2]) {
+        for to in TARGETS {
+            for coded in [false, true] {
+                let scale = |at: usize| if coded { scales[usize::from(codes[at / 8])] } else { scales[at / 8] };
+                let parts: Vec<(u64, bool)> = source
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(at, byte)| expected_wide(from, *byte, to, scale(at)))
+                    .collect();
+                let bytes = parts.iter().flat_map(|(bits, _)| bits.to_le_bytes()[..to.bytes() as usize].to_vec());
+                let wanted = (bytes.collect::<Vec<u8>>(), parts.iter().filter(|part| part.1).count() as u64);
+                let values = if coded { Values::Coded(&codes, &scales) } else { Values::Wide(&scales) };
+                let on_cpu = Scales { values, first: 0, columns: 128, block_rows: 1, block_columns: 8 };
+                let mut target = vec![0xa5; wanted.0.len()];
+                let overflowed = convert(&source, from, &mut target, to, Some(on_cpu)).unwrap();
+                assert!((target, overflowed) == wanted, "CPU, {from:?} to {to:?}, coded: {coded}");
+                for (offset, order) in [(0, Order::Forward), (1, Order::Reverse)] {
+                    let codes = coded.then_some(&codes[..]);
+                    let got = machine::wide(from, to, &source, offset, codes, &scales, [0, 128, 1, 8], order);
+                    assert!(got == wanted, "{from:?} to {to:?}, coded: {coded}, offset {offset}");
                 }
             }
         }

@@ -18,6 +18,7 @@ mod load;
 mod options;
 mod outputs;
 mod plan;
+mod quantised;
 mod screen;
 mod scripts;
 mod system;

@@ -1,28 +1,47 @@
 //! Which tensors a load converts to another element type, and which scales go with quantised ones: by name and by shape.
 //!
-//! Only floating-point tensors are converted. An 8-bit float weight that has a tensor of scales beside it is multiplied by
+//! Floating-point tensors are converted, but for those that belong to packed integers (`quantised`), and weights of 4-bit floats
+//! (`four_bit`). An 8-bit float weight that has a tensor of scales beside it is multiplied by
 //! them, whatever its name says of inverses; a scale that does not fit its weight, or is spelled in a way that is not known, is an
 //! error, never ignored. Scales of activations are none of a weight's. Headers decide; no tensor is read.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::cast_notes::{Notes, Unpacked};
+use super::four_bit::{FourBit, squeezed};
+use super::quantised::{Quantised, last_of, layer_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
 use crate::convert::Float;
 use crate::device::{BlockScale, Cast};
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
 /// The edge, in elements, of the blocks that quantised checkpoints share a scale among, where nothing else is said.
 const USUAL_BLOCK: u64 = 128;
+
+/// The same along a row, where scales are exponents.
+const EXPONENT_BLOCK: u64 = 32;
 
 /// What converting a selection takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Casts {
     /// The tensors to hand out, in the order of the selection: all of it but the scales that are used up.
     pub tensors: Vec<ConvertedTensor>,
-    /// The tensors that hold scales (indices into [`Checkpoint::tensors`]), as [`BlockScale::table`] counts them.
-    pub scales: Vec<usize>,
+    /// The tables of scales, as [`BlockScale::table`] counts them.
+    pub scales: Vec<ScaleSource>,
+    /// What a person should know: weights that stay packed, that get another name, that have no scale.
+    pub warnings: Vec<String>,
+}
+
+/// The tensors that a table of scales is made of (indices into [`Checkpoint::tensors`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScaleSource {
+    /// The scales of blocks.
+    pub tensor: usize,
+    /// The scale of all of them, where there are two levels, and whether they are divided by it.
+    pub global: Option<(usize, bool)>,
 }
 
 /// A selected tensor and its conversion.
@@ -47,46 +66,82 @@ impl Checkpoint {
             let what = format!("tensors are converted to F32, F16 or BF16, not to {}", to.dtype());
             return Err(Error::Request { what, hint: None });
         }
-        let (ties, stay) = (Ties::of(self, selected), self.scales_of_integers());
-        let mut tables = BTreeMap::new();
+        let (ties, quantised) = (Ties::of(self, selected), Quantised::of(self));
+        let mut work = Work { to, tables: BTreeMap::new(), notes: Notes::default() };
         let mut tensors = Vec::with_capacity(selected.len());
         for chosen in selected {
             let info = self.tensors.get(chosen.tensor);
             let info = info.ok_or(Error::Poisoned { what: "a selection of another checkpoint" })?;
-            let cast = match stay.contains(&chosen.tensor) {
-                true => None,
-                false => self.cast_of(chosen, info, to, &ties, &mut tables)?,
+            let mut selected = chosen.clone();
+            let cast = match quantised.packed.get(&chosen.tensor) {
+                Some(scheme) => match self.four_bit(chosen, &quantised) {
+                    Some(Ok(weight)) => Some(self.unpacked(weight, &mut selected, info, &mut work)),
+                    left => {
+                        work.notes.packed.add(scheme, &chosen.name, left.and_then(Result::err));
+                        None
+                    }
+                },
+                None if quantised.state.contains(&chosen.tensor) => None,
+                None => self.cast_of(chosen, info, &ties, &quantised, &mut work)?,
             };
             let origin = match &info.data {
                 TensorData::Whole(extent) => extent.offset,
                 TensorData::Parts(_) => 0,
             };
-            tensors.push(ConvertedTensor { selected: chosen.clone(), cast, origin });
+            tensors.push(ConvertedTensor { selected, cast, origin });
         }
-        tensors.retain(|tensor| !tables.contains_key(&tensor.selected.tensor));
-        let mut scales: Vec<(usize, usize)> = tables.into_iter().map(|(tensor, table)| (table, tensor)).collect();
+        work.refuse_doubles(selected)?;
+        let used = |source: &ScaleSource| [Some(source.tensor), source.global.map(|(tensor, _)| tensor)];
+        let used: HashSet<usize> = work.tables.keys().flat_map(used).flatten().collect();
+        tensors.retain(|tensor| !used.contains(&tensor.selected.tensor));
+        let mut scales: Vec<(usize, ScaleSource)> =
+            work.tables.into_iter().map(|(source, table)| (table, source)).collect();
         scales.sort_unstable();
-        Ok(Casts { tensors, scales: scales.into_iter().map(|(_, tensor)| tensor).collect() })
+        let warnings = work.notes.warnings(|tensor| used.contains(&tensor));
+        Ok(Casts { tensors, scales: scales.into_iter().map(|(_, source)| source).collect(), warnings })
+    }
+
+    /// The cast of a weight of 4-bit floats, which gets the shape and the name that it has without its packing.
+    fn unpacked(&self, weight: FourBit, selected: &mut Selected, info: &TensorInfo, work: &mut Work) -> Cast {
+        let strip = |name: &Arc<str>| match weight.suffix {
+            "_packed" => name.strip_suffix("_packed").filter(|bare| self.tensor(bare).is_none()).map(Arc::from),
+            _ => None,
+        };
+        let was = Arc::clone(&selected.name);
+        for name in std::iter::once(&mut selected.name).chain(&mut selected.aliases) {
+            if let Some(bare) = strip(name) {
+                *name = bare;
+            }
+        }
+        selected.shape = weight.shape.into();
+        let (name, shape) = (Arc::clone(&selected.name), Arc::clone(&selected.shape));
+        work.notes.unpacked.push(Unpacked { scheme: weight.scheme, was, name, shape });
+        let in_blocks = weight.suffix == "blocks";
+        work.notes.stored_rows |= in_blocks && info.shape.len() > 3;
+        let scale = BlockScale { table: work.table(weight.source), ..weight.blocks };
+        Cast { from: Float::E2M1x2, to: work.to, scale: Some(scale) }
     }
 
     fn cast_of(
         &self,
         chosen: &Selected,
         info: &TensorInfo,
-        to: Float,
         ties: &Ties,
-        tables: &mut BTreeMap<usize, usize>,
+        quantised: &Quantised,
+        work: &mut Work,
     ) -> Result<Option<Cast>> {
         let Some(from) = Float::of(&info.dtype) else { return Ok(None) };
         let scale = match self.scale_of(chosen, info, from, ties)? {
             Some(index) => {
-                let blocks = self.blocks(info, &self.tensors[index])?;
-                let table = tables.len();
-                let table = *tables.entry(index).or_insert(table);
-                Some(BlockScale { table, ..blocks })
+                let blocks = self.blocks(info, &self.tensors[index], quantised)?;
+                Some(BlockScale { table: work.table(ScaleSource { tensor: index, global: None }), ..blocks })
             }
             None => None,
         };
+        if from.bytes() == 1 && scale.is_none() && last_of(&info.name) != "scaled_fp8" && info.bytes() > 0 {
+            work.notes.unscaled.push((chosen.tensor, Arc::clone(&chosen.name)));
+        }
+        let to = work.to;
         Ok((from != to || scale.is_some()).then_some(Cast { from, to, scale }))
     }
 
@@ -139,21 +194,17 @@ impl Checkpoint {
     }
 
     /// The tensors whose names begin so, and the rest of these.
-    fn beginning<'c>(&'c self, base: &str) -> impl Iterator<Item = (usize, &'c str)> + use<'c> {
+    pub(super) fn beginning<'c>(&'c self, base: &str) -> impl Iterator<Item = (usize, &'c str)> + use<'c> {
         let first = self.tensors.partition_point(|tensor| *tensor.name < *base);
         let base = base.to_owned();
         let names = self.tensors.iter().enumerate().skip(first);
         names.map_while(move |(at, tensor)| Some((at, tensor.name.strip_prefix(base.as_str())?)))
     }
 
-    /// Scales and zero points of weights of whole numbers, which stay as they are.
-    fn scales_of_integers(&self) -> HashSet<usize> {
-        let is_integer =
-            |tensor: &&TensorInfo| Float::of(&tensor.dtype).is_none() && last_of(&tensor.name).contains("weight");
-        let layer = |tensor: &'_ TensorInfo| tensor.name.strip_suffix(last_of(&tensor.name)).map(str::to_owned);
-        let layers: BTreeSet<String> = self.tensors.iter().filter(is_integer).filter_map(layer).collect();
-        let beside = layers.iter().flat_map(|layer| self.beginning(layer));
-        beside.filter(|(_, rest)| tells_scale(rest) && !rest.contains('.')).map(|(at, _)| at).collect()
+    /// Whether a weight was quantised for ComfyUI, which lays the scales of blocks of 16 and 32 out in tiles.
+    pub(super) fn is_for_comfy(&self, weight: &str) -> bool {
+        let layer = layer_of(weight);
+        self.tensor(&format!("{layer}comfy_quant")).is_some() || self.metadata.contains_key("_quantization_metadata")
     }
 
     fn path_of(&self, tensor: &TensorInfo) -> PathBuf {
@@ -161,7 +212,7 @@ impl Checkpoint {
     }
 
     /// How the scales divide a weight. The table is still to be set.
-    fn blocks(&self, weight: &TensorInfo, scale: &TensorInfo) -> Result<BlockScale> {
+    fn blocks(&self, weight: &TensorInfo, scale: &TensorInfo, quantised: &Quantised) -> Result<BlockScale> {
         let refuse = |why: String| {
             let path = self.path_of(weight);
             let what = format!(
@@ -170,16 +221,58 @@ impl Checkpoint {
             );
             Err(Error::Unsupported { path, tensor: Some(weight.name.to_string()), what })
         };
-        if !is_scale_type(scale) {
+        let divided = divide(&weight.shape, &scale.shape, holds_exponents(scale));
+        if scale.dtype == Dtype::U8 {
+            // MXFP8: bytes are exponents where the configuration says so, or each belongs to 32 neighbours of a row.
+            let is_mx = divided.is_some_and(|blocks| (blocks.block_rows, blocks.block_columns) == (1, EXPONENT_BLOCK));
+            if !is_mx && !quantised.declared.has_exponents() {
+                let why = "bytes are scales where they are E8M0 exponents, and nothing says so: no ue8m0 in config.json, and \
+                           no 32 columns for each";
+                return refuse(why.to_owned());
+            }
+        } else if !is_scale_type(scale) {
             return refuse("their type is none that scales have".to_owned());
+        }
+        let in_tiles = self.is_for_comfy(&weight.name);
+        if in_tiles && holds_exponents(scale) {
+            return refuse("E8M0 exponents for ComfyUI (MXFP8) are laid out in tiles".to_owned());
         }
         if matches!(weight.data, TensorData::Parts(_)) {
             return refuse("the weight is cut over several files".to_owned());
         }
-        match divide(&weight.shape, &scale.shape) {
+        match divided {
             Some(blocks) => Ok(blocks),
             None => refuse(format!("they do not divide a weight of shape {:?} into blocks", weight.shape)),
         }
+    }
+}
+
+/// A cast of a selection in the making.
+struct Work {
+    to: Float,
+    /// The number of each table.
+    tables: BTreeMap<ScaleSource, usize>,
+    notes: Notes,
+}
+
+impl Work {
+    /// A weight that loses the end of its name must not get that of another one.
+    fn refuse_doubles(&self, selected: &[Selected]) -> Result<()> {
+        let is_taken = |name: &Arc<str>| selected.binary_search_by(|chosen| chosen.name.cmp(name)).is_ok();
+        let renamed = self.notes.unpacked.iter().filter(|weight| weight.was != weight.name);
+        match renamed.into_iter().find(|weight| is_taken(&weight.name)) {
+            None => Ok(()),
+            Some(Unpacked { was, name, .. }) => {
+                let what =
+                    format!("{was:?} is called {name:?} once it is dequantised, and another tensor is called so");
+                Err(Error::Request { what, hint: Some("leave one of them out".to_owned()) })
+            }
+        }
+    }
+
+    fn table(&mut self, source: ScaleSource) -> usize {
+        let next = self.tables.len();
+        *self.tables.entry(source).or_insert(next)
     }
 }
 
@@ -238,6 +331,7 @@ fn quantised_of(weight: &str) -> Option<&str> {
 }
 
 fn tells_scale(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
     ["scal", "zero", "_zp"].iter().any(|word| name.contains(word))
 }
 
@@ -245,15 +339,20 @@ fn tells_scale(name: &str) -> bool {
 fn is_scale_in_layer(rest: &str) -> bool {
     const OTHERS: [&str; 11] =
         ["act", "activation", "activations", "input", "in", "output", "out", "bias", "q", "k", "v"];
-    let is_near = rest.starts_with("weight") || !rest.contains('.');
-    is_near && tells_scale(rest) && !is_bare(rest) && !rest.split(['_', '.', ':']).any(|word| OTHERS.contains(&word))
+    // What is called after the weight is about it, whatever else it is called, and wherever below the layer.
+    let of_weight = rest.starts_with("weight") || (rest.contains('.') && last_of(rest).starts_with("weight_"));
+    let is_other = || rest == "scale" || rest.split(['_', '.', ':']).any(|word| OTHERS.contains(&word));
+    tells_scale(rest) && (of_weight || (!rest.contains('.') && !is_other()))
 }
 
 /// Whether what follows the whole name of a weight makes it the name of a scale.
 fn is_scale_behind(rest: &str) -> bool {
-    const WORDS: [&str; 6] = ["scal", "zero", "zp", "inv_scal", "block_scal", "dequant_scal"];
+    const WORDS: [&str; 8] =
+        ["scal", "zero", "zp", "inv_scal", "block_scal", "dequant_scal", "weight_scal", "quant_scal"];
+    let rest = rest.to_ascii_lowercase();
+    let below = rest.strip_prefix('.').is_some_and(tells_scale);
     let word = rest.strip_prefix(['_', '.', ':']).map(|word| word.trim_start_matches('_'));
-    word.is_some_and(|word| !word.contains('.') && WORDS.iter().any(|known| word.starts_with(known)))
+    below || word.is_some_and(|word| !word.contains('.') && WORDS.iter().any(|known| word.starts_with(known)))
 }
 
 /// Whether this is a name that parameters of layers have too.
@@ -261,18 +360,18 @@ fn is_bare(name: &str) -> bool {
     last_of(name) == "scale"
 }
 
-fn last_of(name: &str) -> &str {
-    name.rsplit('.').next().unwrap_or(name)
+fn holds_exponents(scale: &TensorInfo) -> bool {
+    matches!(scale.dtype, Dtype::F8_E8M0 | Dtype::U8)
 }
 
 fn is_scale_type(scale: &TensorInfo) -> bool {
-    use crate::dtype::Dtype;
     matches!(scale.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64 | Dtype::F8_E8M0)
 }
 
 /// The blocks that scales of shape `scale` divide a tensor of shape `weight` into, with all dimensions but the last taken as
 /// rows; `None` where they do not.
-fn divide(weight: &[u64], scale: &[u64]) -> Option<BlockScale> {
+fn divide(weight: &[u64], scale: &[u64], exponents: bool) -> Option<BlockScale> {
+    let scale = squeezed(scale, weight.len());
     let columns = weight.last().copied().unwrap_or(1).max(1);
     let rows = weight.iter().rev().skip(1).try_fold(1u64, |rows, &dim| rows.checked_mul(dim))?.max(1);
     let blocks = |block_rows, block_columns| BlockScale { table: 0, first: 0, columns, block_rows, block_columns };
@@ -289,19 +388,20 @@ fn divide(weight: &[u64], scale: &[u64]) -> Option<BlockScale> {
     let edges: Vec<u64> = weight
         .iter()
         .zip(scale.iter().copied().chain(std::iter::repeat(1)))
-        .map(|(&dim, count)| edge(dim, count))
+        .map(|(&dim, count)| edge(dim, count, exponents))
         .collect::<Option<_>>()?;
     let (&block_columns, row_edges) = edges.split_last()?;
     Some(blocks(flattened(&weight[..row_edges.len()], row_edges)?, block_columns))
 }
 
 /// The edge of a block along a dimension of `dim` elements with `count` scales.
-fn edge(dim: u64, count: u64) -> Option<u64> {
+fn edge(dim: u64, count: u64, exponents: bool) -> Option<u64> {
     match count {
         1 => Some(dim.max(1)),
         _ if count == dim => Some(1),
         0 => None,
         _ if dim.div_ceil(USUAL_BLOCK) == count => Some(USUAL_BLOCK),
+        _ if exponents && dim.div_ceil(EXPONENT_BLOCK) == count => Some(EXPONENT_BLOCK),
         _ => Some(dim / count).filter(|edge| dim.is_multiple_of(count) && edge.is_power_of_two()),
     }
 }
@@ -336,7 +436,7 @@ mod tests {
     use super::*;
 
     fn blocks(weight: &[u64], scale: &[u64]) -> Option<(u64, u64)> {
-        divide(weight, scale).map(|blocks| (blocks.block_rows, blocks.block_columns))
+        divide(weight, scale, false).map(|blocks| (blocks.block_rows, blocks.block_columns))
     }
 
     #[test]
@@ -354,6 +454,11 @@ mod tests {
         assert_eq!(blocks(&[5], &[1]), Some((1, 5)));
         assert_eq!(blocks(&[], &[1]), Some((1, 1)));
         assert_eq!(blocks(&[300, 0], &[3, 0]), Some((128, 1)), "nothing needs no scale");
+        assert_eq!(blocks(&[200, 256], &[200, 8, 1]), Some((1, 32)), "the ones behind mean nothing");
+        assert_eq!(blocks(&[200, 300], &[200, 1, 1]), Some((1, 300)));
+        assert_eq!(blocks(&[200, 8, 32], &[200, 8, 1]), Some((1, 32)));
+        let exponents = divide(&[5, 100], &[5, 4], true).unwrap();
+        assert_eq!((exponents.block_rows, exponents.block_columns), (1, 32), "ragged blocks of 32");
     }
 
     #[test]
@@ -362,7 +467,8 @@ mod tests {
         for (weight, scale) in [([200, 300], 300), ([600, 300], 300), ([3072, 768], 768), ([16, 8], 8)] {
             assert_eq!(blocks(&weight, &[scale]), None, "columns, or blocks of rows?");
         }
-        assert_eq!(blocks(&[200, 300], &[2, 3, 1]), None);
+        assert_eq!(blocks(&[200, 300], &[2, 3, 2]), None);
+        assert_eq!(blocks(&[200, 300], &[2, 1, 3]), None);
         assert_eq!(blocks(&[200, 300], &[0, 3]), None);
         assert_eq!(blocks(&[4, 200, 300], &[4, 2, 3]), None, "blocks of one expert would reach into the next");
         assert_eq!(blocks(&[4, 256, 300], &[2, 2, 3]), None);

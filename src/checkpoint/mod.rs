@@ -4,10 +4,12 @@
 //! open or knows a device. `open` goes from a path to files, [`safetensors`] from a header to tensors, `merge` from files
 //! to one checkpoint; [`selection`] says what to load of it, [`strict`] whether it is what a model needs.
 
+mod cast_notes;
 mod casts;
 mod dcp;
 mod finding;
 mod folder;
+mod four_bit;
 mod hub;
 pub mod index;
 mod json;
@@ -18,6 +20,8 @@ mod nearest;
 mod open;
 mod parts;
 pub mod pickle;
+mod quantised;
+mod records;
 mod runs;
 pub mod safetensors;
 pub mod selection;
@@ -30,12 +34,13 @@ mod tests;
 pub mod torch;
 
 pub(crate) use casts::scaled_names;
-pub use casts::{Casts, ConvertedTensor};
+pub use casts::{Casts, ConvertedTensor, ScaleSource};
 pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder, pytorch_in_folder};
 pub use made::Recipe;
 pub(crate) use nearest::no_tensor;
 pub use open::OpenOptions;
+pub use records::StaleRecords;
 pub(crate) use runs::runs_within;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
 pub(crate) use skipped::Loss;

@@ -407,7 +407,8 @@ pub(crate) struct ConvertArgs {
     ///
     /// Rounds to the nearest, ties to even. 8-bit weights are multiplied by their scales (NAME_scale_inv, NAME_scale,
     /// scale_weight or others beside them, one a tensor, a row or a block), which are not handed out then; a scale that cannot be
-    /// used is an error. On a GPU the GPU converts, after the upload.
+    /// used is an error. NVFP4, MXFP4 and MXFP8 weights are dequantised. Other packed weights (GPTQ, AWQ, bitsandbytes, …) stay
+    /// as they are, with all that belongs to them, and a warning counts them. On a GPU the GPU converts, after the upload.
     #[arg(long, value_name = "DTYPE", value_parser = values::target)]
     pub(crate) dtype: Option<Float>,
     /// Let finite numbers that the type does not reach become infinite; otherwise they are an error.

@@ -349,7 +349,8 @@ fn tensor_lines<'a>(prepared: &'a Prepared, proofs: &'a Proofs<'_>) -> BTreeMap<
 
 fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Output) -> Result<(), Failure> {
     if output.json {
-        let warnings: Vec<&String> = job.warnings.iter().chain(checkpoint.warnings()).collect();
+        let warnings = job.warnings.iter().chain(checkpoint.warnings()).chain(&prepared.warnings);
+        let warnings: Vec<&String> = warnings.collect();
         let device = job.device.name();
         return output.json(&json!({
             "device": device,
@@ -359,6 +360,7 @@ fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Ou
             "warnings": warnings,
         }));
     }
+    output.warnings(&prepared.warnings);
     let scales = text::scales(&prepared.plan.scaled());
     output.text(&(plan::text(prepared, checkpoint.shards(), &job.device.name(), output.is_verbose()) + &scales))
 }

@@ -192,6 +192,40 @@ pub(super) fn multiply(value: f32, scale: f32) -> f32 {
     if product.is_nan() { f32::NAN } else { product }
 }
 
+/// Multiplies in F64, and rounds as [`Decode::decode`] does: to nearest where that is the `last` rounding, otherwise to odd. A NaN
+/// is the one of [`multiply`].
+#[inline(always)]
+pub(super) fn multiply_wide(value: f32, scale: f64, last: bool) -> f32 {
+    let product = f64::from(value) * scale;
+    let rounded = nearest(product);
+    let finite = if last { rounded } else { to_odd(product, rounded) };
+    if product.is_nan() { f32::NAN } else { finite }
+}
+
+/// The two numbers of a byte, the one in the lower half first, as E4M3 numbers of the same value.
+#[inline(always)]
+pub(super) fn e2m1_as_e4m3(byte: u8) -> [u8; 2] {
+    [e4m3_of(byte & 15), e4m3_of(byte >> 4)]
+}
+
+/// Exponents differ by 6 (the biases are 1 and 7) and the mantissa by two places; 0.5, the one subnormal number, is normal there.
+#[inline(always)]
+fn e4m3_of(bits: u8) -> u8 {
+    let magnitude = bits & 7;
+    let normal = (magnitude << 2) + (6 << 3);
+    (bits & 8) << 4
+        | match magnitude {
+            0 => 0,
+            1 => 6 << 3,
+            _ => normal,
+        }
+}
+
+/// An E4M3 number.
+pub(super) fn e4m3(bits: u8) -> f32 {
+    E4M3::decode([bits], true)
+}
+
 /// 2^(`bits` - 127); 0xff is NaN.
 pub(super) fn e8m0(bits: u8) -> f32 {
     match bits {

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // one call: of code for the vectors that were asked for just before
 
 use super::Float;
-use super::elements::{BF16, Decode, E4M3, E4M3Fnuz, E5M2, E5M2Fnuz, Encode, F16, F32, F64, multiply};
+use super::elements::{BF16, Decode, E4M3, E4M3Fnuz, E5M2, E5M2Fnuz, Encode, F16, F32, F64, multiply, multiply_wide};
 
 /// Vectors to compute in.
 #[derive(Debug, Clone, Copy)]
@@ -34,10 +34,19 @@ impl Vectors {
     }
 }
 
+/// A scale for each element.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Factors<'a> {
+    /// Products are rounded to F32 first.
+    Single(&'a [f32]),
+    /// Products are rounded once.
+    Double(&'a [f64]),
+}
+
 /// One call of a loop: `source` to `target`, at most `u32::MAX` elements, times their factors if there are some.
 pub(super) struct Job<'a> {
     pub(super) source: &'a [u8],
-    pub(super) factors: Option<&'a [f32]>,
+    pub(super) factors: Option<Factors<'a>>,
     pub(super) target: &'a mut [u8],
 }
 
@@ -61,6 +70,8 @@ impl Job<'_> {
             Float::F8E5M2 => self.run_in::<1, M, E5M2, T>(vectors),
             Float::F8E4M3Fnuz => self.run_in::<1, M, E4M3Fnuz, T>(vectors),
             Float::F8E5M2Fnuz => self.run_in::<1, M, E5M2Fnuz, T>(vectors),
+            // Pairs come as E4M3: this would take one number of each byte, and `by_chunks` never asks for it.
+            Float::E2M1x2 => self.run_in::<1, M, E4M3, T>(vectors),
         }
     }
 
@@ -96,7 +107,15 @@ fn each<const N: usize, const M: usize, S: Decode<N>, T: Encode<M>>(job: Job<'_>
                 overflowed += u32::from(T::is_infinite(element) & S::is_finite(*from, value));
             }
         }
-        Some(factors) => {
+        Some(Factors::Double(factors)) => {
+            for ((from, to), factor) in pairs.zip(factors) {
+                let value = S::decode(*from, T::HOLDS_F32);
+                let element = T::encode(multiply_wide(value, *factor, T::HOLDS_F32));
+                *to = T::bytes(element);
+                overflowed += u32::from(T::is_infinite(element) & S::is_finite(*from, value) & factor.is_finite());
+            }
+        }
+        Some(Factors::Single(factors)) => {
             for ((from, to), factor) in pairs.zip(factors) {
                 let value = S::decode(*from, T::HOLDS_F32);
                 let element = T::encode(multiply(value, *factor));

@@ -36,7 +36,7 @@ fn equal_formats_are_copied_bit_by_bit() {
 #[test]
 fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let mut target = [7; 8];
-    let scales = Scales { values: &[2.0], first: 0, columns: 2, block_rows: 1, block_columns: 2 };
+    let scales = Scales { values: (&[2.0]).into(), first: 0, columns: 2, block_rows: 1, block_columns: 2 };
     let unsupported = |from, to, scaled| Err(ConvertError::Unsupported { from, to, scaled });
     assert_eq!(convert(&[0; 8], Float::F32, &mut target, Float::F64, None), unsupported(Float::F32, Float::F64, false));
     assert_eq!(
@@ -52,7 +52,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
     let wrong =
         |scales: Scales<'_>, target: &mut [u8]| convert(&[0; 2], Float::F8E4M3, target, Float::F32, Some(scales));
     for scales in [
-        Scales { values: &[], ..scales },
+        Scales { values: (&[]).into(), ..scales },
         Scales { first: 1, ..scales },
         Scales { first: u64::MAX, ..scales },
         Scales { columns: 0, ..scales },
@@ -73,7 +73,7 @@ fn what_cannot_be_done_is_refused_and_nothing_is_written() {
 fn scales_change_at_the_edges_of_blocks_and_rows() {
     // 3 x 5 in blocks of 2 x 2: scales 1 to 6.
     let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    let scales = Scales { values: &values, first: 0, columns: 5, block_rows: 2, block_columns: 2 };
+    let scales = Scales { values: (&values).into(), first: 0, columns: 5, block_rows: 2, block_columns: 2 };
     let all = [1.0, 1.0, 2.0, 2.0, 3.0, 1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0, 5.0, 6.0];
     for first in 0..all.len() {
         let wanted = &all[first..];
@@ -83,7 +83,8 @@ fn scales_change_at_the_edges_of_blocks_and_rows() {
         assert_eq!(floats(&target), wanted, "from {first} on");
     }
     // One scale for all, given as one block however large.
-    let scales = Scales { values: &[0.5], first: 0, columns: 15, block_rows: u64::MAX, block_columns: u64::MAX };
+    let scales =
+        Scales { values: (&[0.5]).into(), first: 0, columns: 15, block_rows: u64::MAX, block_columns: u64::MAX };
     let mut target = vec![0; 60];
     convert(&bytes(&all), Float::F32, &mut target, Float::F32, Some(scales)).unwrap();
     assert_eq!(floats(&target), all.map(|value| value / 2.0));
@@ -106,18 +107,25 @@ fn chunks_join_and_misaligned_slices_are_taken() {
 }
 
 #[test]
-fn scale_tensors_decode_to_single_precision() {
-    assert_eq!(decode_f32(&bytes(&[1.5, -2.0]), &Dtype::F32), Some(vec![1.5, -2.0]));
-    assert_eq!(decode_f32(&[0, 0x3c, 0, 0xc0], &Dtype::F16), Some(vec![1.0, -2.0]));
-    assert_eq!(decode_f32(&[0x80, 0x3f], &Dtype::BF16), Some(vec![1.0]));
-    assert_eq!(decode_f32(&0.1f64.to_le_bytes(), &Dtype::F64), Some(vec![0.1f32]));
-    let exponents = decode_f32(&[127, 128, 0, 254, 255], &Dtype::F8_E8M0).unwrap();
-    assert_eq!(exponents[..4], [1.0, 2.0, 2f32.powi(-127), 2f32.powi(127)]);
-    assert!(exponents[4].is_nan());
-    assert_eq!(decode_f32(&[1, 2, 3], &Dtype::F16), None);
-    assert_eq!(decode_f32(&[1], &Dtype::F8_E4M3), None);
-    assert_eq!(decode_f32(&[0; 4], &Dtype::I32), None);
-    assert_eq!(decode_f32(&[], &Dtype::F32), Some(vec![]));
+fn scale_tensors_decode_to_tables() {
+    let single = |values: &[f32]| Some(Table::Single(values.into()));
+    assert_eq!(Table::decode(&bytes(&[1.5, -2.0]), &Dtype::F32), single(&[1.5, -2.0]));
+    assert_eq!(Table::decode(&[0, 0x3c, 0, 0xc0], &Dtype::F16), single(&[1.0, -2.0]));
+    assert_eq!(Table::decode(&[0x80, 0x3f], &Dtype::BF16), single(&[1.0]));
+    assert_eq!(Table::decode(&0.1f64.to_le_bytes(), &Dtype::F64), Some(Table::Wide([0.1].into())));
+    for dtype in [Dtype::F8_E8M0, Dtype::U8] {
+        let codes = [127, 128, 0, 254, 255].into();
+        let table = Table::decode(&[127, 128, 0, 254, 255], &dtype);
+        assert_eq!(table, Some(Table::Coded { codes, meaning: Meaning::Exponents }));
+    }
+    let exponents = Meaning::Exponents.values();
+    assert_eq!([127, 128, 0, 254].map(|code| exponents[code]), [1.0, 2.0, 2f64.powi(-127), 2f64.powi(127)]);
+    assert!(exponents[255].is_nan() && exponents.len() == 256);
+    assert_eq!(Table::decode(&[1, 2, 3], &Dtype::F16), None);
+    assert_eq!(Table::decode(&[1; 9], &Dtype::F64), None);
+    assert_eq!(Table::decode(&[1], &Dtype::F8_E4M3), None);
+    assert_eq!(Table::decode(&[0; 4], &Dtype::I32), None);
+    assert_eq!(Table::decode(&[], &Dtype::F32), single(&[]));
 }
 
 #[test]
@@ -137,6 +145,45 @@ fn transposition_takes_any_element_and_refuses_wrong_sizes() {
     assert!(transpose(&[0; 12], &mut [0; 12], u64::MAX, u64::MAX, 4).is_err());
     assert_eq!(transpose(&[], &mut [], 0, 5, 4), Ok(()));
     assert_eq!(transpose(&[], &mut [], 5, 5, 0), Ok(()));
+}
+
+#[test]
+fn pairs_become_two_numbers_each_with_one_scale() {
+    let numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let number = |bits: u8| numbers[usize::from(bits & 7)] * if bits & 8 == 0 { 1.0f32 } else { -1.0 };
+    let source: Vec<u8> = (0..=255).cycle().take(5 * 700).collect();
+    // 5 rows of 700 bytes in blocks of 8 bytes, the last ragged, from the 11th byte on.
+    let codes: Vec<u8> = (20..220u8).cycle().take(5 * 88).collect();
+    let scales = Scales { values: Values::Exponents(&codes), first: 11, columns: 700, block_rows: 1, block_columns: 8 };
+    let mut target = vec![0; (source.len() - 11) * 8];
+    assert_eq!(convert(&source[11..], Float::E2M1x2, &mut target, Float::F32, Some(scales)), Ok(0));
+    let found = floats(&target);
+    for (at, byte) in source.iter().enumerate().skip(11) {
+        let scale = 2f32.powi(i32::from(codes[at / 700 * 88 + at % 700 / 8]) - 127);
+        let wanted = [number(byte & 15) * scale, number(byte >> 4) * scale];
+        assert_eq!(found[(at - 11) * 2..][..2], wanted, "byte {at}");
+    }
+    assert!(matches!(
+        convert(&source, Float::E2M1x2, &mut vec![0; source.len() * 2], Float::BF16, None),
+        Err(ConvertError::Lengths { .. })
+    ));
+}
+
+#[test]
+fn wide_scales_are_rounded_once() {
+    // 1.125 (E4M3 0x39) times a number whose product lies just above the middle between two BF16 numbers.
+    let scale = (1.0 + 2f64.powi(-8) + 2f64.powi(-40)) / 1.125;
+    let values = Values::Wide(&[scale]);
+    let scales = Scales { values, first: 0, columns: 1, block_rows: 1, block_columns: 1 };
+    let mut target = [0; 2];
+    convert(&[0x39], Float::F8E4M3, &mut target, Float::BF16, Some(scales)).unwrap();
+    assert_eq!(u16::from_le_bytes(target), 0x3f81, "by way of F32 it would be the tie, and 0x3f80");
+    // Beyond F32, and back within it.
+    let scales = Scales { values: Values::Wide(&[1e300, f64::NAN, f64::INFINITY]), columns: 3, ..scales };
+    let mut target = [0; 12];
+    assert_eq!(convert(&[0x38; 3], Float::F8E4M3, &mut target, Float::F32, Some(scales)), Ok(1));
+    assert_eq!(floats(&target)[0], f32::INFINITY);
+    assert_eq!(floats(&target)[1].to_bits(), f32::NAN.to_bits());
 }
 
 /// Elements of a format: all of them where they are few, else every exponent with mantissas around the places where rounding to
@@ -184,7 +231,16 @@ fn every_value_becomes_the_same_in_vectors_of_every_width() {
         assert!(converted(&source, from, to, None, Vectors::widest()) == usual, "{from:?} to {to:?}");
         for scale in [1.0, -0.37, 1e30, 1e-40, f32::MAX, f32::INFINITY, f32::NAN] {
             let (values, columns) = ([scale], u64::MAX);
-            let scales = Scales { values: &values, first: 0, columns, block_rows: 1, block_columns: columns };
+            let wide = [f64::from(scale)];
+            let wide = Scales { values: Values::Wide(&wide), first: 0, columns, block_rows: 1, block_columns: columns };
+            if from != Float::F64 {
+                let usual = converted(&source, from, to, Some(wide), Vectors::Usual);
+                assert!(
+                    converted(&source, from, to, Some(wide), Vectors::widest()) == usual,
+                    "{from:?} to {to:?}, wide"
+                );
+            }
+            let scales = Scales { values: (&values).into(), first: 0, columns, block_rows: 1, block_columns: columns };
             let scales = Some(scales);
             let usual = converted(&source, from, to, scales, Vectors::Usual);
             let widest = converted(&source, from, to, scales, Vectors::widest());
@@ -202,7 +258,7 @@ fn any_number_of_elements_at_any_address_is_each_converted_as_if_alone() {
         let source = &all[all.len() / 3..][..80 * from.width() + 7];
         for (len, offset) in (0..70).flat_map(|len| [0, 1, 7].map(|offset| (len, offset))) {
             let source = &source[offset..][..len * from.width()];
-            let scales = Scales { values: &values, first: 3, columns: 80, block_rows: 1, block_columns: 1 };
+            let scales = Scales { values: (&values).into(), first: 3, columns: 80, block_rows: 1, block_columns: 1 };
             for scales in [None, Some(scales)] {
                 let mut target = vec![0xa5; offset + len * to.width()];
                 let overflowed = by_chunks(source, from, &mut target[offset..], to, scales, Vectors::widest());

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::{
     Arena, Cast, Device, DeviceLimits, InFlight, MAX_LANES, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
 };
-use crate::convert::convert;
+use crate::convert::{Table, convert};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::host::HostBlock;
@@ -72,13 +72,13 @@ struct CopyStream {
     /// `None` where the machine gave no thread at all: the uploader copies.
     jobs: Option<Sender<Job>>,
     threads: Vec<thread::JoinHandle<()>>,
-    scales: Arc<[Arc<[f32]>]>,
+    scales: Arc<[Table]>,
 }
 
 struct Job {
     buffer: StagingBuffer,
     pieces: Vec<(Piece, Region)>,
-    scales: Arc<[Arc<[f32]>]>,
+    scales: Arc<[Table]>,
     done: Sender<Finished>,
 }
 
@@ -148,7 +148,7 @@ impl Upload for Copying {
 }
 
 /// Copies each piece of the buffer into its region.
-fn scatter(buffer: StagingBuffer, pieces: Vec<(Piece, Region)>, scales: &[Arc<[f32]>]) -> Finished {
+fn scatter(buffer: StagingBuffer, pieces: Vec<(Piece, Region)>, scales: &[Table]) -> Finished {
     let mut regions = Vec::with_capacity(pieces.len());
     let (mut overflows, mut convert_seconds) = (Vec::new(), 0.0);
     for (index, (piece, mut region)) in pieces.into_iter().enumerate() {
@@ -175,7 +175,7 @@ fn copy_piece(source: &[u8], piece: &Piece, region: &mut Region) -> Result<()> {
 }
 
 /// Converts the runs of one piece into its region. Returns how many finite values became infinite.
-fn convert_piece(source: &[u8], piece: &Piece, cast: Cast, scales: &[Arc<[f32]>], region: &mut Region) -> Result<u64> {
+fn convert_piece(source: &[u8], piece: &Piece, cast: Cast, scales: &[Table], region: &mut Region) -> Result<u64> {
     if !piece.holds_elements_of(&cast) {
         return Err(misfit());
     }

@@ -20,7 +20,7 @@ pub use direct::{DirectFile, DirectReads};
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
-use crate::convert::{Float, Scales};
+use crate::convert::{Float, Scales, Table};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::staging::{StagingBuffer, StagingPool};
@@ -107,7 +107,8 @@ pub struct Piece {
     pub cast: Option<Cast>,
 }
 
-/// A conversion of floating-point elements, from what the file holds to what the region gets.
+/// A conversion of floating-point elements, from what the file holds to what the region gets. An element of
+/// [`Float::E2M1x2`] becomes two: everything that counts elements of the tensor as stored counts bytes there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Cast {
     /// What the elements are.
@@ -198,8 +199,9 @@ impl BlockScale {
     ///
     /// # Errors
     /// When there is no such table.
-    pub fn table_in<'a>(&self, scales: &'a [Arc<[f32]>], skipped: u64) -> Result<Scales<'a>> {
-        let values = scales.get(self.table).ok_or(Error::Poisoned { what: "a table of scales that nobody loaded" })?;
+    pub fn table_in<'a>(&self, scales: &'a [Table], skipped: u64) -> Result<Scales<'a>> {
+        let table = scales.get(self.table).ok_or(Error::Poisoned { what: "a table of scales that nobody loaded" })?;
+        let values = table.values();
         let BlockScale { first, columns, block_rows, block_columns, .. } = *self;
         Ok(Scales { values, first: first.saturating_add(skipped), columns, block_rows, block_columns })
     }
@@ -208,7 +210,7 @@ impl BlockScale {
 impl Cast {
     /// The bytes that `bytes` bytes of elements become.
     pub fn converted(&self, bytes: u64) -> u64 {
-        (bytes / self.from.bytes()).saturating_mul(self.to.bytes())
+        (bytes / self.from.bytes()).saturating_mul(self.from.numbers() * self.to.bytes())
     }
 }
 
@@ -224,7 +226,7 @@ pub struct StreamNeeds {
     /// Small pieces and short runs, in all uploads together: worth collecting on the device where they are many.
     pub crumbs: u64,
     /// The tables that [`BlockScale`] counts.
-    pub scales: Vec<Arc<[f32]>>,
+    pub scales: Vec<Table>,
 }
 
 /// An ordered queue of uploads to one device.

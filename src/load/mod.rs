@@ -47,13 +47,17 @@ use meter::Meter;
 use run::Run;
 use trace::{Span, Tracer};
 
-use crate::checkpoint::{Casts, Checkpoint, ConvertedTensor, Selected, Shard, no_tensor, runs_within, scaled_names};
-use crate::convert::Float;
+use crate::checkpoint::{
+    Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Shard, no_tensor, runs_within, scaled_names,
+};
+use crate::convert::{Float, Table};
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::{align_down, align_up};
 use crate::os;
-use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast};
+use crate::plan::{
+    self, GlobalScale, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast,
+};
 use crate::report::{Cache, Report, StageTime, Staging};
 use crate::source::{
     Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
@@ -131,6 +135,8 @@ pub struct Loaded {
 pub struct Prepared {
     /// The plan.
     pub plan: LoadPlan,
+    /// What a person should know of the conversion.
+    pub warnings: Vec<String>,
     /// What of the files was in the page cache.
     pub cache: Cache,
     /// The file system of the first file.
@@ -339,7 +345,7 @@ impl Loader {
         let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
-        Ok(Prepared { plan, cache, file_system, volume, open_seconds: 0.0, plan_seconds })
+        Ok(Prepared { plan, warnings: casts.warnings, cache, file_system, volume, open_seconds: 0.0, plan_seconds })
     }
 
     /// Carries a plan out.
@@ -444,7 +450,7 @@ impl Loader {
         report.staging = staging;
         let passed = Passed { keeps: self.device.limits().keeps, fresh };
         limits::judge(&mut report, self.options.limits.as_deref(), prepared, &*self.device, &passed);
-        let warnings = checkpoint.warnings().iter().cloned().chain(overflowed).collect();
+        let warnings = checkpoint.warnings().iter().chain(&prepared.warnings).cloned().chain(overflowed).collect();
         Ok(Loaded { tensors, report, warnings, overflows })
     }
 
@@ -477,7 +483,8 @@ impl Loader {
             return checkpoint.casts(selected, convert.to);
         }
         let as_stored = |selected: &Selected| ConvertedTensor { selected: selected.clone(), cast: None, origin: 0 };
-        Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
+        let tensors = selected.iter().map(as_stored).collect();
+        Ok(Casts { tensors, scales: Vec::new(), warnings: Vec::new() })
     }
 
     /// The tensors whose numbers overflowed, where that is allowed; else it is an error.
@@ -658,15 +665,20 @@ fn cut_to(tensor: &mut Wanted, part: &Range<u64>) {
 
 /// The tables of scales that a plan's conversions count.
 fn scale_tables(checkpoint: &Checkpoint, casts: &Casts) -> Vec<ScaleTable> {
-    let table = |(&index, scales): (&usize, Vec<Arc<str>>)| {
+    let global = |(index, divides): (usize, bool)| {
         let info = checkpoint.tensors().get(index)?;
-        Some(ScaleTable { name: Arc::clone(&info.name), scales, dtype: info.dtype.clone(), runs: info.runs(None) })
+        Some(GlobalScale { name: Arc::clone(&info.name), divides, runs: info.runs(None) })
+    };
+    let table = |(source, scales): (&ScaleSource, Vec<Arc<str>>)| {
+        let info = checkpoint.tensors().get(source.tensor)?;
+        let (name, dtype, runs) = (Arc::clone(&info.name), info.dtype.clone(), info.runs(None));
+        Some(ScaleTable { name, scales, dtype, runs, global: source.global.and_then(global) })
     };
     casts.scales.iter().zip(scaled_names(casts)).filter_map(table).collect()
 }
 
 /// What the uploads of a plan ask of a stream.
-fn needs(plan: &LoadPlan, staging: Staging, scales: Vec<Arc<[f32]>>) -> StreamNeeds {
+fn needs(plan: &LoadPlan, staging: Staging, scales: Vec<Table>) -> StreamNeeds {
     let pieces = plan.transfers.iter().flat_map(|transfer| match &transfer.landing {
         plan::Landing::InPlace { .. } => &[][..],
         plan::Landing::Staged { pieces } => pieces,

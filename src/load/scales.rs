@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use super::open_same;
 use crate::checkpoint::Shard;
-use crate::convert::decode_f32;
-use crate::dtype::Dtype;
+use crate::convert::Table;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::os;
-use crate::plan::{LoadPlan, ScaleTable};
+use crate::plan::{GlobalScale, LoadPlan, ScaleTable};
 use crate::source::{Fallbacks, OpenFile, Route, Source, Storage};
 
 /// Reads the tables of a plan, in its order.
@@ -18,7 +17,7 @@ pub(super) fn read(
     shards: &[Shard],
     plan: &LoadPlan,
     fallbacks: &Fallbacks,
-) -> Result<Vec<Arc<[f32]>>> {
+) -> Result<Vec<Table>> {
     let mut files = Shards { storage, shards, fallbacks, open: None };
     let tables = plan.scales.iter().map(|table| read_table(&mut files, table)).collect::<Result<_>>()?;
     files.close()?;
@@ -51,9 +50,35 @@ impl Shards<'_> {
     }
 }
 
-fn read_table(files: &mut Shards<'_>, table: &ScaleTable) -> Result<Arc<[f32]>> {
+fn read_table(files: &mut Shards<'_>, table: &ScaleTable) -> Result<Table> {
     let mut bytes = buffer(table)?;
-    for run in &table.runs {
+    fill(files, &table.runs, &mut bytes)?;
+    let decoded = match &table.global {
+        Some(global) => {
+            let factor = read_global(files, global)?;
+            Some(Table::two_level(bytes.into(), factor, global.divides))
+        }
+        None => Table::decode(&bytes, &table.dtype),
+    };
+    decoded.ok_or(Error::Poisoned { what: "scales of a type that the selection refused" })
+}
+
+/// The upper level of scales on two levels.
+fn read_global(files: &mut Shards<'_>, global: &GlobalScale) -> Result<f64> {
+    let mut bytes = [0; 4];
+    fill(files, &global.runs, &mut bytes)?;
+    let factor = f32::from_le_bytes(bytes);
+    if factor.is_finite() && !(global.divides && factor == 0.0) {
+        return Ok(f64::from(factor));
+    }
+    let path = global.runs.first().and_then(|run| files.shards.get(run.shard as usize)).map(|shard| shard.path.clone());
+    let what = format!("it holds {factor}, which weights cannot be scaled by");
+    Err(Error::Unsupported { path: path.unwrap_or_default(), tensor: Some(global.name.to_string()), what })
+}
+
+/// Reads `runs` to their places in `bytes`.
+fn fill(files: &mut Shards<'_>, runs: &[Strided], bytes: &mut [u8]) -> Result<()> {
+    for run in runs {
         let source = files.source(run.shard)?;
         for index in 0..run.count {
             let Strided { offset, run: len, at, .. } = run.nth(index);
@@ -61,30 +86,14 @@ fn read_table(files: &mut Shards<'_>, table: &ScaleTable) -> Result<Arc<[f32]>> 
             source.read_at(offset, place.ok_or(Error::Poisoned { what: "scales that leave their table" })?)?;
         }
     }
-    if let Some(scale) = beyond_f32(&bytes, &table.dtype) {
-        let path =
-            table.runs.first().and_then(|run| files.shards.get(run.shard as usize)).map(|shard| shard.path.clone());
-        let what = format!("holds the scale {scale:e}, and scales are multiplied as F32, which reaches to 3.4e38");
-        return Err(Error::Unsupported { path: path.unwrap_or_default(), tensor: Some(table.name.to_string()), what });
-    }
-    let values = decode_f32(&bytes, &table.dtype);
-    values.map(Into::into).ok_or(Error::Poisoned { what: "scales of a type that the selection refused" })
-}
-
-/// A finite scale that would become infinite: only F64 has such.
-fn beyond_f32(bytes: &[u8], dtype: &Dtype) -> Option<f64> {
-    let words = if *dtype == Dtype::F64 { bytes } else { &[] };
-    let (words, _) = words.as_chunks::<8>();
-    #[allow(clippy::cast_possible_truncation)] // the question is whether it is
-    let lost = |scale: &f64| scale.is_finite() && (*scale as f32).is_infinite();
-    words.iter().map(|word| f64::from_le_bytes(*word)).find(lost)
+    Ok(())
 }
 
 /// Room for a table as stored, once it is clear that there is room to decode it as well.
 fn buffer(table: &ScaleTable) -> Result<Vec<u8>> {
     let stored = table.runs.iter().map(|run| run.run.saturating_mul(run.count)).fold(0, u64::saturating_add);
-    let elements = stored.saturating_mul(8) / table.dtype.bits().unwrap_or(8).max(1);
-    let needed = elements.saturating_mul(size_of::<f32>() as u64).saturating_add(stored);
+    // One of F32 or F64 takes as much again, one of F16 or BF16 twice, and codes are copied once.
+    let needed = stored.saturating_mul(3);
     let free = os::available_memory_bytes();
     let out_of_memory = || os::out_of_memory("cpu", needed);
     let mut bytes = Vec::new();
@@ -101,10 +110,12 @@ fn word(bytes: u64) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::convert::Meaning;
+    use crate::dtype::Dtype;
     use crate::testing::{MemoryFile, MemoryStorage};
 
     fn table(runs: &[Strided]) -> ScaleTable {
-        ScaleTable { name: "s".into(), scales: Vec::new(), dtype: Dtype::F8_E8M0, runs: runs.to_vec() }
+        ScaleTable { name: "s".into(), scales: Vec::new(), dtype: Dtype::F8_E8M0, runs: runs.to_vec(), global: None }
     }
 
     #[test]
@@ -116,21 +127,42 @@ mod tests {
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
         let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
         let values = read_table(&mut files, &table(&[half(0, 0), half(4, 2)])).unwrap();
-        assert_eq!(*values, [0, 1, 2, 3, 4, 5, 6, 7].map(|power| f32::powi(2.0, power)));
+        let codes = [127, 128, 129, 130, 131, 132, 133, 134].into();
+        assert_eq!(values, Table::Coded { codes, meaning: Meaning::Exponents });
     }
 
     #[test]
-    fn a_scale_beyond_f32_is_refused_instead_of_becoming_infinite() {
-        let bytes = |scales: &[f64]| scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(beyond_f32(&bytes(&[1.0, f64::INFINITY, f64::NAN, -1e300]), &Dtype::F64), Some(-1e300));
-        assert_eq!(beyond_f32(&bytes(&[1.0, 3.4e38, f64::NEG_INFINITY]), &Dtype::F64), None);
-        assert_eq!(beyond_f32(&bytes(&[1e300]), &Dtype::F32), None);
+    fn double_precision_is_kept() {
+        let bytes: Vec<u8> = [0.1f64, 1e300].into_iter().flat_map(f64::to_le_bytes).collect();
+        assert_eq!(Table::decode(&bytes, &Dtype::F64), Some(Table::Wide([0.1, 1e300].into())));
+    }
+
+    #[test]
+    fn a_global_scale_that_makes_no_numbers_is_refused() {
+        for (value, divides, is_right) in [
+            (2.0f32, true, true),
+            (-0.5, false, true),
+            (0.0, false, true),
+            (0.0, true, false),
+            (f32::NAN, false, false),
+            (f32::INFINITY, true, false),
+        ] {
+            let storage = MemoryStorage::new();
+            let file = MemoryFile::new("s", value.to_le_bytes().to_vec());
+            let shard = Shard { path: "s".into(), bytes: 4, identity: file.identity(), made: None };
+            storage.insert(std::sync::Arc::new(file));
+            let run = Strided { shard: 0, offset: 0, run: 4, stride: 4, count: 1, at: 0, at_stride: 4 };
+            let mut files =
+                Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
+            let found = read_global(&mut files, &GlobalScale { name: "g".into(), divides, runs: vec![run] });
+            assert_eq!(found.ok(), is_right.then_some(f64::from(value)), "{value}, {divides}");
+        }
     }
 
     #[test]
     fn a_table_larger_than_memory_is_an_error() {
         let len = 1 << 50;
         let run = Strided { shard: 0, offset: 0, run: len, stride: len, count: 1, at: 0, at_stride: len };
-        assert!(matches!(buffer(&table(&[run])), Err(Error::OutOfMemory { needed, .. }) if needed == len * 5));
+        assert!(matches!(buffer(&table(&[run])), Err(Error::OutOfMemory { needed, .. }) if needed == len * 3));
     }
 }

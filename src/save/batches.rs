@@ -140,10 +140,11 @@ impl Work<'_> {
         let mut sources: Vec<Selected> = outputs.map(|output| output.source.clone()).collect();
         sources.sort_by(|a, b| a.name.cmp(&b.name));
         sources.dedup_by(|a, b| a.name == b.name);
-        let prepared = match (batch, sources.as_slice()) {
+        let mut prepared = match (batch, sources.as_slice()) {
             (Batch::Part(_, part), [source]) => loader.prepare_part(self.checkpoint, source, &part.stored)?,
             _ => loader.prepare(self.checkpoint, &sources)?,
         };
+        prepared.warnings.clear(); // what there is to know of casts is in the warnings of the whole conversion
         loader.load(self.checkpoint, &prepared)
     }
 
@@ -285,7 +286,7 @@ fn parts(bytes: u64, cast: Option<Cast>, most: u64) -> Vec<Part> {
     let starts = (0..bytes.div_ceil(written_part)).map(|part| part * written_part);
     let stored = |written: u64| match cast {
         None => written,
-        Some(cast) => written / cast.to.bytes() * cast.from.bytes(),
+        Some(cast) => written / (cast.from.numbers() * cast.to.bytes()) * cast.from.bytes(),
     };
     let part = |start: u64| {
         let end = start.saturating_add(written_part).min(bytes);

@@ -13,7 +13,8 @@ use super::{
     Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, Replace, SaveOptions, Saved, Saving, Target, shard_limit,
 };
 use crate::checkpoint::{
-    Casts, Checkpoint, ConvertedTensor, Selected, Selection, Skipped, Slice, TensorData, TensorInfo,
+    Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Selection, Skipped, Slice, StaleRecords, TensorData,
+    TensorInfo,
 };
 use crate::device::Cast;
 use crate::dtype::Dtype;
@@ -178,18 +179,20 @@ impl<'a> Work<'a> {
         demand_something(checkpoint, &selected)?;
         checkpoint.require_known_dtypes(&selected)?;
         let casts = casts(checkpoint, &selected, options)?;
+        let stale = checkpoint.stale_records(&casts);
         let mut work = Work {
             checkpoint,
             options,
             batch_bytes,
             outputs: Vec::with_capacity(selected.len()),
-            notes: Notes { metadata: metadata(checkpoint), ties: BTreeMap::new() },
-            warnings: Vec::new(),
-            skipped: skipped(checkpoint, &selected, &casts),
+            notes: Notes { metadata: metadata(checkpoint, &stale), ties: BTreeMap::new() },
+            warnings: casts.warnings.iter().cloned().chain(stale.warning.clone()).collect(),
+            skipped: skipped(checkpoint, &selected, &casts, &stale),
             scales: scales(checkpoint, &casts),
             firsts: HashMap::new(),
         };
-        for tensor in in_stored_order(checkpoint, &casts) {
+        let is_true = |tensor: &&ConvertedTensor| !stale.tensors.contains(&tensor.selected.tensor);
+        for tensor in in_stored_order(checkpoint, &casts).into_iter().filter(is_true) {
             work.add(tensor);
         }
         Ok(work)
@@ -262,23 +265,31 @@ fn casts(checkpoint: &Checkpoint, selected: &[Selected], options: &ConvertOption
         return checkpoint.casts(selected, convert.to);
     }
     let as_stored = |selected: &Selected| ConvertedTensor { selected: selected.clone(), cast: None, origin: 0 };
-    Ok(Casts { tensors: selected.iter().map(as_stored).collect(), scales: Vec::new() })
+    let tensors = selected.iter().map(as_stored).collect();
+    Ok(Casts { tensors, scales: Vec::new(), warnings: Vec::new() })
 }
 
-/// The text that goes with the tensors wherever they lie. Records of shared memory are made anew.
-fn metadata(checkpoint: &Checkpoint) -> BTreeMap<String, String> {
+/// The text that goes with the tensors wherever they lie. Records of shared memory are made anew, those of quantisation are what
+/// is left of them.
+fn metadata(checkpoint: &Checkpoint, stale: &StaleRecords) -> BTreeMap<String, String> {
     let is_name = |key: &str| checkpoint.tensor(key).is_some();
     let is_tie = |key: &String, value: &String| key != "format" && is_name(value);
     let kept = checkpoint.metadata().iter().filter(|(key, value)| !is_tie(key, value) && !key.starts_with(OF_THE_CUT));
-    kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+    let entry = |(key, value): (&String, &String)| match stale.metadata.get(key) {
+        Some(changed) => changed.as_ref().map(|value| (key.clone(), value.clone())),
+        None => Some((key.clone(), value.clone())),
+    };
+    kept.filter_map(entry).collect()
 }
 
-fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec<Skipped> {
+fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts, stale: &StaleRecords) -> Vec<Skipped> {
     let chosen: HashSet<usize> = selected.iter().map(|selected| selected.tensor).collect();
-    let applied: HashSet<usize> = casts.scales.iter().copied().collect();
+    let sources = |source: &ScaleSource| [Some(source.tensor), source.global.map(|(tensor, _)| tensor)];
+    let applied: HashSet<usize> = casts.scales.iter().flat_map(sources).flatten().collect();
     let skipped = |(at, info): (usize, &TensorInfo)| {
         let why = match (applied.contains(&at), chosen.contains(&at)) {
             (true, _) => "scales that have been applied",
+            (false, true) if stale.tensors.contains(&at) => "a record of quantisation that is no longer true",
             (false, false) => "not selected",
             (false, true) => return None,
         };
@@ -291,8 +302,8 @@ fn skipped(checkpoint: &Checkpoint, selected: &[Selected], casts: &Casts) -> Vec
 /// The weights that are multiplied by scales, as they are called in the result, and the scales as they were.
 fn scales(checkpoint: &Checkpoint, casts: &Casts) -> BTreeMap<Arc<str>, Arc<str>> {
     let pair = |tensor: &ConvertedTensor| {
-        let table = casts.scales.get(tensor.cast?.scale?.table)?;
-        Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(*table)?.name)))
+        let table = casts.scales.get(tensor.cast?.scale?.table)?.tensor;
+        Some((Arc::clone(&tensor.selected.name), Arc::clone(&checkpoint.tensors().get(table)?.name)))
     };
     casts.tensors.iter().filter_map(pair).collect()
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::convert::convert;
+use crate::convert::{Table, convert};
 use crate::device::{
     Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
 };
@@ -29,7 +29,7 @@ struct Inner {
     next_address: AtomicU64,
     live_bytes: AtomicU64,
     memories: Mutex<BTreeMap<u64, Vec<u8>>>,
-    scales: Mutex<Vec<Arc<[f32]>>>,
+    scales: Mutex<Vec<Table>>,
 }
 
 impl LazyDevice {
@@ -200,7 +200,7 @@ impl Upload for LazyUpload {
 }
 
 /// What a piece of `buffer` puts into its region, and how many finite values became infinite.
-fn packed(buffer: &[u8], piece: &Piece, scales: &[Arc<[f32]>]) -> (Vec<u8>, u64) {
+fn packed(buffer: &[u8], piece: &Piece, scales: &[Table]) -> (Vec<u8>, u64) {
     let mut bytes = Vec::new();
     let mut overflowed = 0;
     for run in 0..piece.count {

@@ -82,6 +82,12 @@ fn overflow_is_counted_by_the_kernels() {
 }
 
 #[test]
+fn packed_weights_are_dequantised_by_the_kernels() {
+    let rig = Rig::new(Config::default());
+    crate::quantised::every_scheme_gives_its_numbers(&rig.device());
+}
+
+#[test]
 fn checksums_on_the_gpu_are_those_on_the_host() {
     let synthetic = Synthetic::new(7, 2, 30_000, |_, file| file);
     for schedule in schedules(1) {

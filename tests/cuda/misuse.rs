@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp::checkpoint::Selection;
-use vramp::convert::Float;
+use vramp::convert::{Float, Meaning, Table};
 use vramp::device::{BlockScale, Cast, CpuDevice, CudaDevice, Device, Piece, StreamNeeds};
 use vramp::fallback::Fallbacks;
 use vramp::load::{Loader, TransferOptions};
@@ -19,7 +19,8 @@ fn upload(device: &dyn Device, piece: Piece, at: u64) -> Result<()> {
     let pool = device.staging(1, 2 * buffer_bytes, &fallbacks)?;
     let mut stream = device.stream(None, &fallbacks)?;
     let casts = vec![(Float::F32, Float::BF16), (Float::F8E4M3, Float::F32)];
-    let scales = vec![Arc::from([1.0, 2.0, 3.0, 4.0].as_slice())];
+    let codes = [127, 128, 129, 130].into();
+    let scales = vec![[1.0, 2.0, 3.0, 4.0].into(), Table::Coded { codes, meaning: Meaning::Exponents }];
     stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes, casts, crumbs: 0, scales })?;
     let (regions, _) = device.alloc(1 << 16)?.carve(std::slice::from_ref(&(at..at + piece.len())))?;
     let buffer = pool.acquire().expect("nobody has it");
@@ -35,7 +36,9 @@ fn pieces_that_a_kernel_would_run_out_of_are_refused() {
     let scaled = |scale| Some(Cast { from: Float::F8E4M3, to: Float::F32, scale: Some(scale) });
     let right = Piece { at: 0, run: 8, stride: 16, count: 4, cast: Some(plain) };
     let wide = Piece { cast: scaled(blocks), ..Piece::contiguous(0, 256) };
-    for piece in [right, wide] {
+    let coded = BlockScale { table: 1, ..blocks };
+    let paired = |scale| Some(Cast { from: Float::E2M1x2, to: Float::F32, scale });
+    for piece in [right, wide, Piece { cast: paired(Some(coded)), ..wide }] {
         upload(&gpu, piece, 64).unwrap();
         upload(&CpuDevice::new(), piece, 64).unwrap();
     }
@@ -50,11 +53,20 @@ fn pieces_that_a_kernel_would_run_out_of_are_refused() {
         ("no columns", Piece { cast: scaled(BlockScale { columns: 0, ..blocks }), ..wide }),
         ("blocks without rows", Piece { cast: scaled(BlockScale { block_rows: 0, ..blocks }), ..wide }),
         ("blocks without columns", Piece { cast: scaled(BlockScale { block_columns: 0, ..blocks }), ..wide }),
-        ("no such table", Piece { cast: scaled(BlockScale { table: 1, ..blocks }), ..wide }),
+        ("no such table", Piece { cast: scaled(BlockScale { table: 2, ..blocks }), ..wide }),
+        ("more pairs than codes", Piece { cast: paired(Some(coded)), ..Piece::contiguous(0, 257) }),
+        ("pairs a code too far", Piece { cast: paired(Some(BlockScale { first: 1, ..coded })), ..wide }),
     ];
     for (what, piece) in wrong {
         assert!(matches!(upload(&gpu, piece, 64), Err(Error::Poisoned { .. })), "{what}");
         assert!(matches!(upload(&CpuDevice::new(), piece, 64), Err(Error::Poisoned { .. })), "{what} on the CPU");
+    }
+    // There are no kernels for these.
+    for scale in [None, Some(blocks)] {
+        assert!(
+            matches!(upload(&gpu, Piece { cast: paired(scale), ..wide }, 64), Err(Error::Poisoned { .. })),
+            "{scale:?}"
+        );
     }
     assert!(matches!(upload(&gpu, right, 65), Err(Error::Poisoned { .. })), "a misaligned target");
     let beyond = Piece { at: 4096, ..right };

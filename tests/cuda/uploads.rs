@@ -1,9 +1,7 @@
 //! Uploads by themselves, without the loop that keeps its promises: several at once, given up half-way, or asked for what must
 //! not be done.
 
-use std::sync::Arc;
-
-use vramp::convert::Float;
+use vramp::convert::{Float, Table};
 use vramp::device::{BlockScale, Cast, Device, Piece, Region, Stream, StreamNeeds, Uploaded};
 use vramp::fallback::Fallbacks;
 use vramp::staging::StagingPool;
@@ -17,7 +15,7 @@ const BYTES: usize = 64 << 10;
 fn stream(device: &dyn Device) -> (Box<dyn Stream>, StagingPool) {
     let pool = device.staging(2, BYTES, &Fallbacks::default()).unwrap();
     let mut stream = device.stream(None, &Fallbacks::default()).unwrap();
-    let scales: Vec<Arc<[f32]>> = vec![[1.0, 2.0].into()];
+    let scales: Vec<Table> = vec![[1.0, 2.0].into()];
     let casts = vec![(Float::F8E4M3, Float::BF16), (Float::F32, Float::BF16)];
     stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: BYTES, casts, crumbs: 0, scales }).unwrap();
     (stream, pool)

@@ -18,6 +18,7 @@ pub(super) const SOURCES: &[(&str, &str)] = &[
     ("convert_f8_e5m2", include_str!("../../kernels/ptx/convert_f8_e5m2.ptx")),
     ("convert_f8_e4m3fnuz", include_str!("../../kernels/ptx/convert_f8_e4m3fnuz.ptx")),
     ("convert_f8_e5m2fnuz", include_str!("../../kernels/ptx/convert_f8_e5m2fnuz.ptx")),
+    ("convert_e2m1x2", include_str!("../../kernels/ptx/convert_e2m1x2.ptx")),
 ];
 
 pub(super) static MODULES: LazyLock<Vec<Module>> =
@@ -153,4 +154,33 @@ impl<'a> Cast<'a> {
         assert_eq!(touched.writes, expected, "{} to {}", self.from.name(), self.to.name());
         (memory.get(target, len).to_vec(), overflowed)
     }
+}
+
+/// A call of a kernel with wide scales, on all of `source` side by side: the target's bytes and the number of overflows. `shape` is
+/// the first element, columns, rows and columns of a block.
+#[allow(clippy::too_many_arguments)] // those of the kernel
+pub(super) fn wide(
+    from: Float,
+    to: Float,
+    source: &[u8],
+    offset: usize,
+    codes: Option<&[u8]>,
+    values: &[f64],
+    shape: [u64; 4],
+    order: Order,
+) -> (Vec<u8>, u64) {
+    let mut memory = Memory::default();
+    let elements = source.len() as u64;
+    let len = (elements * from.numbers() * to.bytes()) as usize;
+    let source = memory.put_at(source, offset);
+    let target = memory.room(len);
+    let counter = memory.put(&[0; 8]);
+    let codes = codes.map_or(0, |codes| memory.put(codes));
+    let values = memory.put(bytemuck::cast_slice(values));
+    let [first, columns, rows, across] = shape;
+    let all = [source, target, elements, elements, elements, codes, values, first, columns, rows, across, counter];
+    let kernel = kernel(&format!("wide_{}_{}", from.name(), to.name()));
+    let touched = launch(kernel, &mut memory, &parameters(&all), [2, 1], order).unwrap();
+    assert_eq!(touched.writes.first(), Some(&(target..target + len as u64)));
+    (memory.get(target, len).to_vec(), u64::from_le_bytes(memory.get(counter, 8).try_into().unwrap()))
 }

@@ -31,6 +31,7 @@ fn format(float: Float) -> Format {
         Float::F8E5M2 => (5, 2, 15, Special::Ieee),
         Float::F8E4M3Fnuz => (4, 3, 8, Special::NegativeZero),
         Float::F8E5M2Fnuz => (5, 2, 16, Special::NegativeZero),
+        Float::E2M1x2 => panic!("two numbers"),
     };
     Format { exponent_bits, mantissa_bits, bias, special }
 }
@@ -151,4 +152,28 @@ pub(super) fn expected_all(
 /// The bits of an element.
 pub(super) fn bits(element: &[u8]) -> u64 {
     element.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+}
+
+/// The value of an element; a NaN for every NaN.
+pub(crate) fn value(from: Float, bits: u64) -> f64 {
+    match format(from).number(bits) {
+        Number::Value(value) => value,
+        Number::Nan { .. } => f64::NAN,
+    }
+}
+
+/// A 4-bit float.
+pub(crate) fn e2m1(bits: u8) -> f64 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(bits & 7)];
+    if bits & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// The product, in F64, rounded to `to` once, and whether a finite one became infinite.
+pub(crate) fn product(value: f64, scale: f64, to: Float) -> (u64, bool) {
+    let (target, product) = (format(to), value * scale);
+    if product.is_nan() {
+        return (target.infinity() | 1 << (target.mantissa_bits - 1), false);
+    }
+    let rounded = target.round(product);
+    (rounded, value.is_finite() && scale.is_finite() && rounded & (target.sign_bit() - 1) == target.infinity())
 }

@@ -30,7 +30,7 @@ macro_rules! modules {
 
 modules! {
     "checksum" "move" "convert_bf16" "convert_f16" "convert_f32" "convert_f64" "convert_f8_e4m3" "convert_f8_e4m3fnuz"
-    "convert_f8_e5m2" "convert_f8_e5m2fnuz"
+    "convert_f8_e5m2" "convert_f8_e5m2fnuz" "convert_e2m1x2"
 }
 
 /// Threads of a block, for all kernels.
@@ -63,6 +63,11 @@ struct Kernel {
 impl Kernel {
     fn cast(from: Float, to: Float) -> Kernel {
         Kernel { module: format!("convert_{}", from.name()), name: format!("cast_{}_{}", from.name(), to.name()) }
+    }
+
+    /// The same with scales in double precision.
+    fn wide(from: Float, to: Float) -> Kernel {
+        Kernel { module: format!("convert_{}", from.name()), name: format!("wide_{}_{}", from.name(), to.name()) }
     }
 
     fn of(module: &str, name: &str) -> Kernel {
@@ -101,16 +106,27 @@ pub(super) struct CastLaunch {
     pub(super) run: u64,
     /// Elements from the start of one row to the next.
     pub(super) stride: u64,
-    /// The scales and the address of their table.
-    pub(super) scale: Option<(BlockScale, u64)>,
+    /// The scales and where their table is.
+    pub(super) scale: Option<(BlockScale, TableAt)>,
     /// Address of the counter of finite numbers that became infinite.
     pub(super) overflowed: u64,
+}
+
+/// Where a table of scales is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TableAt {
+    /// F32, one for each block.
+    Single(u64),
+    /// F64: one for each block where `codes` is 0, else one for each value of the byte of each block at `codes`.
+    Wide { codes: u64, values: u64 },
 }
 
 impl Kernels {
     /// Has the driver compile what a conversion needs, ahead of its use.
     pub(super) fn require_cast(&self, bound: &Bound<'_>, from: Float, to: Float) -> Result<(), Refusal> {
-        self.function(bound, &Kernel::cast(from, to)).map(drop)
+        // Pairs always have scales, in double precision.
+        let kernel = if from == Float::E2M1x2 { Kernel::wide(from, to) } else { Kernel::cast(from, to) };
+        self.function(bound, &kernel).map(drop)
     }
 
     /// The same for `gather`.
@@ -138,21 +154,14 @@ impl Kernels {
         launch: &CastLaunch,
     ) -> Result<(), Refusal> {
         let unscaled = BlockScale { table: 0, first: 0, columns: 1, block_rows: 1, block_columns: 1 };
-        let (scale, scales) = launch.scale.unwrap_or((unscaled, 0));
-        let mut parameters = [
-            launch.source,
-            launch.target,
-            launch.elements,
-            launch.run,
-            launch.stride,
-            scales,
-            scale.first,
-            scale.columns,
-            scale.block_rows,
-            scale.block_columns,
-            launch.overflowed,
-        ];
-        let kernel = Kernel::cast(launch.from, launch.to);
+        let (scale, table) = launch.scale.unwrap_or((unscaled, TableAt::Single(0)));
+        let (kernel, table) = match table {
+            TableAt::Single(scales) => (Kernel::cast(launch.from, launch.to), vec![scales]),
+            TableAt::Wide { codes, values } => (Kernel::wide(launch.from, launch.to), vec![codes, values]),
+        };
+        let before = [launch.source, launch.target, launch.elements, launch.run, launch.stride];
+        let behind = [scale.first, scale.columns, scale.block_rows, scale.block_columns, launch.overflowed];
+        let mut parameters: Vec<u64> = before.into_iter().chain(table).chain(behind).collect();
         let blocks = launch.elements.div_ceil(u64::from(BLOCK));
         // SAFETY: the caller's promise; all parameters are 64 bits wide.
         unsafe { self.launch(bound, stream, &kernel, [blocks, 1], &mut parameters) }

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::driver::Refusal;
 use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
-use super::kernels::{CastLaunch, GatherEntry, Kernels};
+use super::kernels::{CastLaunch, GatherEntry, Kernels, TableAt};
 use super::memory::{DeviceMemory, target};
-use crate::convert::Float;
+use crate::convert::{Float, Meaning, Table as Scales};
 use crate::device::{
     BlockScale, Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
 };
@@ -65,7 +65,7 @@ struct Kit {
 /// A table of scales on the GPU.
 #[derive(Clone, Copy)]
 struct Table {
-    address: u64,
+    at: TableAt,
     /// Number of its values.
     values: u64,
 }
@@ -247,8 +247,14 @@ impl Kit {
         let reach = (piece.end() - piece.at) / cast.from.bytes();
         let scaled = cast.scale.is_none_or(|scale| {
             let values = self.tables.get(scale.table).map_or(0, |table| table.values);
-            cast.from != Float::F64 && scale.is_covered_by(values, reach)
+            let kernel_exists = match self.tables.get(scale.table).map(|table| table.at) {
+                Some(TableAt::Single(_)) => cast.from != Float::F64 && cast.from != Float::E2M1x2,
+                Some(TableAt::Wide { .. }) => cast.from.bytes() == 1,
+                None => false,
+            };
+            kernel_exists && scale.is_covered_by(values, reach)
         });
+        let scaled = scaled && (cast.from != Float::E2M1x2 || cast.scale.is_some());
         piece.holds_elements_of(cast) && to.is_multiple_of(cast.to.bytes()) && scaled
     }
 }
@@ -260,19 +266,59 @@ fn out_of_host(needs: &StreamNeeds) -> Error {
 
 /// All tables of scales, one after the other in one allocation, and there when this returns: a checkpoint of many experts has
 /// tens of thousands, most of them a few values long.
-fn upload_tables(gpu: &Arc<Gpu>, bound: &Bound<'_>, scales: &[Arc<[f32]>]) -> Result<(DeviceMemory, Vec<Table>)> {
-    let values: Vec<f32> = scales.iter().flat_map(|table| table.iter().copied()).collect();
-    let bytes: &[u8] = bytemuck::cast_slice(&values);
-    let memory = DeviceMemory::own(gpu, bound, bytes.len() as u64)?;
-    memory.upload(0, bytes)?;
-    let mut address = memory.at(0);
-    let table = |table: &Arc<[f32]>| {
-        let here = Table { address, values: table.len() as u64 };
-        address += size_of_val::<[f32]>(table) as u64;
-        here
+fn upload_tables(gpu: &Arc<Gpu>, bound: &Bound<'_>, scales: &[Scales]) -> Result<(DeviceMemory, Vec<Table>)> {
+    let mut packed = Packed::default();
+    let offsets: Vec<(TableAt, u64)> = scales.iter().map(|table| (packed.add(table), table.len() as u64)).collect();
+    let memory = DeviceMemory::own(gpu, bound, packed.bytes.len() as u64)?;
+    memory.upload(0, &packed.bytes)?;
+    let base = memory.at(0);
+    let table = |(at, values): (TableAt, u64)| match at {
+        TableAt::Single(offset) => Table { at: TableAt::Single(base + offset), values },
+        TableAt::Wide { codes, values: meaning } => {
+            let codes = if codes == NO_CODES { 0 } else { base + codes };
+            Table { at: TableAt::Wide { codes, values: base + meaning }, values }
+        }
     };
-    let tables = scales.iter().map(table).collect();
+    let tables = offsets.into_iter().map(table).collect();
     Ok((memory, tables))
+}
+
+/// The offset of codes that there are not.
+const NO_CODES: u64 = u64::MAX;
+
+/// Tables one after the other, each part aligned for its values.
+#[derive(Default)]
+struct Packed {
+    bytes: Vec<u8>,
+    /// Where the meaning of exponents is, which all tables of these share.
+    exponents: Option<u64>,
+}
+
+impl Packed {
+    /// Appends a table. Addresses in the answer are offsets.
+    fn add(&mut self, table: &Scales) -> TableAt {
+        match table {
+            Scales::Single(values) => TableAt::Single(self.append(bytemuck::cast_slice(values))),
+            Scales::Wide(values) => {
+                TableAt::Wide { codes: NO_CODES, values: self.append(bytemuck::cast_slice(values)) }
+            }
+            Scales::Coded { codes, meaning } => {
+                let known = self.exponents.filter(|_| *meaning == Meaning::Exponents);
+                let values = known.unwrap_or_else(|| self.append(bytemuck::cast_slice(&meaning.values())));
+                if *meaning == Meaning::Exponents {
+                    self.exponents = Some(values);
+                }
+                TableAt::Wide { codes: self.append(codes), values }
+            }
+        }
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> u64 {
+        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        let offset = self.bytes.len() as u64;
+        self.bytes.extend_from_slice(bytes);
+        offset
+    }
 }
 
 impl Notes {
@@ -425,7 +471,8 @@ impl Area<'_> {
         unsafe { self.stream.zero(self.bound, counters, jobs.len() * 8) }?;
         for (counter, CastJob { piece, cast, to, .. }) in (0u64..).zip(jobs) {
             let element = cast.from.bytes();
-            let table = |scale: BlockScale| (scale, tables.get(scale.table).map_or(0, |table| table.address));
+            let at = |scale: BlockScale| tables.get(scale.table).map_or(TableAt::Single(0), |table| table.at);
+            let table = |scale: BlockScale| (scale, at(scale));
             let launch = CastLaunch {
                 from: cast.from,
                 to: cast.to,

@@ -178,7 +178,7 @@ fn arithmetic(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) ->
     }
 }
 
-/// F32 with the one rounding that the hosts have too. Without `.rn` a compiler may contract, and `.ftz` is another arithmetic.
+/// F32 and products of F64, with the one rounding that the hosts have too. Without `.rn` a compiler may contract, and `.ftz` is another arithmetic.
 fn float(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) -> Result<Operation, String> {
     let rounds = mnemonic.take("rn");
     let ty = mnemonic.only_type()?;
@@ -188,11 +188,12 @@ fn float(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) -> Resu
         "mul" => FloatBinary::Multiply,
         _ => return Err(UNSUPPORTED.into()),
     };
-    if ty.bits != 32 || !rounds {
-        return Err(format!("{UNSUPPORTED}: only .rn.f32 is exact"));
+    let is_known = ty.bits == 32 || (ty.bits == 64 && what == FloatBinary::Multiply);
+    if !is_known || !rounds {
+        return Err(format!("{UNSUPPORTED}: only .rn.f32 and mul.rn.f64 are exact"));
     }
     let [d, a, b] = places(texts, names)?;
-    Ok(Operation::Float { what, d, a, b })
+    Ok(Operation::Float { what, bits: ty.bits, d, a, b })
 }
 
 fn multiply(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) -> Result<Operation, String> {
@@ -385,6 +386,11 @@ fn compare(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) -> Re
 /// Between integers only: conversions of floats are the kernels' own integer code, so that nothing hangs on a processor's.
 fn convert(mnemonic: &mut Mnemonic<'_>, texts: &[&str], names: &mut Names) -> Result<Operation, String> {
     let ([to, from], []) = (&mnemonic.types[..], &mnemonic.modifiers[..]) else { return Err(UNSUPPORTED.into()) };
+    let floats = |ty: &Type, bits| ty.kind == Kind::Float && ty.bits == bits;
+    if floats(to, 64) && floats(from, 32) {
+        let [d, a] = places(texts, names)?;
+        return Ok(Operation::Widen { d, a });
+    }
     if !to.is_integer() || !from.is_integer() {
         return Err(UNSUPPORTED.into());
     }

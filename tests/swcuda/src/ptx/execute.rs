@@ -219,7 +219,9 @@ fn compute(operation: &Operation, registers: &mut [u64]) -> (u32, u64) {
         Operation::MultiplyAdd { ty, d, a, b, c } => {
             (d, get(a, ty.bits).wrapping_mul(get(b, ty.bits)).wrapping_add(get(c, ty.bits)) & ty.mask())
         }
-        Operation::Float { what, d, a, b } => (d, float(what, get(a, 32), get(b, 32))),
+        Operation::Float { bits: 64, d, a, b, .. } => (d, product(get(a, 64), get(b, 64))),
+        Operation::Float { what, d, a, b, .. } => (d, float(what, get(a, 32), get(b, 32))),
+        Operation::Widen { d, a } => (d, widened(get(a, 32))),
         Operation::Unary { what, ty, d, a } => (d, unary(what, ty, get(a, ty.bits))),
         Operation::Split { ty, parts, a } => {
             let (value, bits) = (get(a, ty.bits), ty.bits / parts.as_slice().len() as u32);
@@ -307,6 +309,19 @@ fn float(what: FloatBinary, a: u64, b: u64) -> u64 {
         FloatBinary::Multiply => a * b,
     };
     if result.is_nan() { GPU_NAN } else { u64::from(result.to_bits()) }
+}
+
+/// The NaN of F64.
+const GPU_NAN_64: u64 = 0x7fff_ffff_ffff_ffff;
+
+fn product(a: u64, b: u64) -> u64 {
+    let result = f64::from_bits(a) * f64::from_bits(b);
+    if result.is_nan() { GPU_NAN_64 } else { result.to_bits() }
+}
+
+fn widened(a: u64) -> u64 {
+    let result = f64::from(f32::from_bits(a as u32));
+    if result.is_nan() { GPU_NAN_64 } else { result.to_bits() }
 }
 
 fn unary(what: Unary, ty: Type, a: u64) -> u64 {

@@ -219,8 +219,14 @@ pub(super) enum Operation {
         a: u32,
         b: u32,
     },
+    /// F32 to F64.
+    Widen {
+        d: u32,
+        a: u32,
+    },
     Float {
         what: FloatBinary,
+        bits: u32,
         d: u32,
         a: u32,
         b: u32,

@@ -175,6 +175,12 @@ fn floats_round_once_and_have_one_nan() {
     }
     let text = "mov.b32 %f1, %r1; mul.rn.f32 %f3, %f1, 0f3F800000; mov.b32 %r0, %f3; cvt.u64.u32 %d0, %r0";
     assert_eq!(result_of(text, 0xffc1_2345, 0, 0), 0x7fff_ffff, "a GPU forgets sign and payload");
+    let text = "mov.b32 %f1, %r1; cvt.f64.f32 %d3, %f1; mul.rn.f64 %d0, %d3, %d2";
+    for (a, b) in [(1.5f32, 0.1f64), (1e-45, 1e-300), (3e38, -1e300), (-0.0, 5.0)] {
+        let wanted = (f64::from(a) * b).to_bits();
+        assert_eq!(result_of(text, a.to_bits().into(), b.to_bits(), 0), wanted, "{a} times {b}");
+    }
+    assert_eq!(result_of(text, 0xffc1_2345, 1.0f64.to_bits(), 0), 0x7fff_ffff_ffff_ffff, "nor of F64");
 }
 
 #[test]
@@ -300,6 +306,8 @@ fn what_is_not_known_is_refused_with_its_line() {
         "mul.rn.ftz.f32 %f1, %f1, %f2",
         "fma.rn.f32 %f1, %f1, %f1, %f2",
         "add.rn.f64 %d1, %d1, %d2",
+        "mul.f64 %d1, %d1, %d2",
+        "cvt.rn.f32.f64 %f1, %d1",
         "cvt.rn.f32.u32 %f1, %r1",
         "cvt.sat.u8.u32 %r1, %r1",
         "add.cc.u32 %r1, %r1, %r2",
