@@ -1,6 +1,7 @@
 //! PyTorch's files, made here byte by byte: what is loaded is what was meant, and what is hostile is refused and named.
 
 mod objects;
+mod ranks;
 mod ties;
 
 use std::collections::BTreeMap;

@@ -18,6 +18,7 @@ mod nearest;
 mod open;
 mod parts;
 pub mod pickle;
+mod rank_files;
 mod runs;
 pub mod safetensors;
 pub mod selection;

@@ -110,7 +110,7 @@ fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
     let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", path, error))?;
     let mut pickled = Pickled::run(text, 0, None);
     pickled.check_end(usize::try_from(meta.len()).unwrap_or(usize::MAX), METADATA);
-    let reader = Reader { path, options };
+    let reader = Reader { path, options, rank: None };
     reader.demand(&pickled.findings)?;
     let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
     description.refuse_escapes(path)?;
@@ -143,7 +143,7 @@ fn class(arena: &Arena, object: Id) -> &str {
 }
 
 /// A `torch.Size`, or a tuple or list of numbers.
-fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+pub(super) fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
     let inner = match arena.as_call(id) {
         Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
         _ => id,
@@ -273,7 +273,7 @@ impl<'a> Gather<'a> {
             self.file(&name, wanted)?;
         }
         let tensors = self.tensors().map_err(|fault| Error::malformed(self.folder, fault))?;
-        Reader { path: self.folder, options: self.options }.demand_free_names(&tensors)?;
+        Reader { path: self.folder, options: self.options, rank: None }.demand_free_names(&tensors)?;
         let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
         Ok(Checkpoint { path, shards, tensors, metadata, warnings, format: Format::TorchDcp, skipped, shared })
@@ -349,7 +349,7 @@ impl<'a> Gather<'a> {
             return Err(Error::malformed(path, Fault::Other(what)));
         }
         let plain = OpenOptions { key: None, ..self.options.clone() };
-        let reader = Reader { path, options: &plain };
+        let reader = Reader { path, options: &plain, rank: None };
         let Part { assembled, skipped, .. } = reader.zip(&Window { file, start, len }, start, number, None)?;
         let [found] = assembled.tensors.as_slice() else {
             let what = skipped.first().map_or("no single tensor", |skipped| skipped.why.as_str());

@@ -10,6 +10,7 @@ use super::below::Below;
 use super::dense::{Dense, Rebuilt, rebuilt};
 use super::kinds::{self, Kind};
 use super::numpy;
+use super::sharded::{self, Cut};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
 
@@ -85,9 +86,20 @@ pub(crate) struct Aside {
     pub(crate) tell: bool,
 }
 
+/// A tensor that is cut over ranks.
+pub(crate) struct CutFound {
+    pub(crate) name: String,
+    pub(crate) cut: Cut,
+    /// The names under which its parts are among the tensors found.
+    pub(crate) parts: Vec<String>,
+}
+
 /// The objects of one pickle.
 pub(crate) struct Objects<'a> {
     pub(crate) arena: &'a Arena,
+    /// The rank whose file it is, where those of all ranks are put together: tensors that are cut are then taken apart into `cut`.
+    pub(crate) rank: Option<u64>,
+    pub(crate) cut: Vec<CutFound>,
     pub(crate) storages: HashMap<Id, Declared>,
     pub(crate) tensors: Vec<Found>,
     pub(crate) aside: Vec<Aside>,
@@ -131,6 +143,8 @@ impl<'a> Objects<'a> {
     pub(crate) fn new(arena: &'a Arena) -> Objects<'a> {
         Objects {
             arena,
+            rank: None,
+            cut: Vec::new(),
             storages: HashMap::new(),
             tensors: Vec::new(),
             aside: Vec::new(),
@@ -332,6 +346,10 @@ impl<'a> Objects<'a> {
             if self.findings.len() >= MOST_FINDINGS {
                 return;
             }
+            if let Some(cut) = self.rank.and_then(|rank| sharded::cut(self.arena, id, rank)) {
+                self.take_cut(cut, path);
+                continue;
+            }
             let mut wrappers = Wrappers::default();
             match self.meaning(id, &mut wrappers) {
                 Ok(Meaning::Container) => self.enter(id, path, &mut open),
@@ -367,6 +385,47 @@ impl<'a> Objects<'a> {
                     self.arena.calls.len()
                 );
                 return self.findings.push(Finding::suspicious("resource-limit", what));
+            }
+        }
+    }
+
+    /// Takes this rank's parts of a tensor that is cut. They are found under its name, numbered from the second on.
+    fn take_cut(&mut self, cut: Checked<Cut>, path: u32) {
+        let (name, typed) = self.names(path);
+        let taken = cut.and_then(|cut| {
+            let mut parts = Vec::with_capacity(cut.parts.len());
+            for (at, (id, (start, shape))) in cut.parts.iter().enumerate() {
+                let Meaning::Dense(dense) = self.meaning(*id, &mut Wrappers::default())? else {
+                    return fault(
+                        "shard-placement",
+                        "this rank's part is no dense tensor that safetensors has a type for",
+                    );
+                };
+                // An empty part may have lost the sizes of its other dimensions.
+                let is_empty = dense.elements() == 0 && shape.contains(&0);
+                if dense.shape != *shape && !is_empty {
+                    let found = &dense.shape;
+                    return fault(
+                        "shard-placement",
+                        format!("this rank's part is {found:?}, not {shape:?} at {start:?}"),
+                    );
+                }
+                let name = if at == 0 { name.clone() } else { format!("{name} (part {at})") };
+                let dense = Dense { strides: contiguous(shape, &dense), shape: shape.clone(), ..*dense };
+                parts.push(Found { name, typed: typed.clone(), dense });
+            }
+            Ok((cut, parts))
+        });
+        match taken {
+            Ok((cut, parts)) => {
+                self.name_bytes += parts.iter().map(|part| part.name.len() + part.typed.len()).sum::<usize>();
+                let names = parts.iter().map(|part| part.name.clone()).collect();
+                self.tensors.extend(parts);
+                self.cut.push(CutFound { name, cut, parts: names });
+            }
+            Err(finding) => {
+                let what = format!("tensor {name:?}: {}", finding.what);
+                self.findings.push(Finding { what, ..finding });
             }
         }
     }
@@ -587,6 +646,11 @@ impl Members {
         let items = self.items.iter().enumerate().map(|(at, item)| (Key::At(at), *item));
         items.chain(self.pairs.iter().map(|(key, value)| (Key::Of(*key), *value)))
     }
+}
+
+/// The strides of a part; those of an empty one say nothing.
+fn contiguous(shape: &[u64], dense: &Dense) -> Vec<u64> {
+    if shape.len() == dense.strides.len() { dense.strides.clone() } else { vec![1; shape.len()] }
 }
 
 fn is_container(module: &str, name: &str) -> bool {
