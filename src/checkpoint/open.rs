@@ -84,6 +84,7 @@ fn is_index(path: &Path) -> bool {
 /// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let (file, metadata) = shard::open_regular(path)?;
+    torch::dcp::refuse_alone(path)?;
     let window = Window { file: &file, start: 0, len: metadata.len() };
     let cannot = |error| Error::io("read", path, error);
     let beginning = bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).map_err(cannot)?;
@@ -173,6 +174,10 @@ fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> R
     }
     if listing.files.iter().any(|name| name == torch::dcp::METADATA) {
         return torch::dcp::open(path, options).map(Some);
+    }
+    let is_piece = |name: &&String| name.ends_with(".distcp");
+    if let Some(name) = listing.files.iter().find(is_piece) {
+        torch::dcp::refuse_alone(&path.join(name))?;
     }
     if let Some(checkpoint) = open_ranks(path, listing, options)? {
         return Ok(Some(checkpoint));

@@ -57,6 +57,29 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     Gather::new(folder, options, describe(&folder.join(METADATA), options)?).run()
 }
 
+/// Refuses a file that is one of such a folder, opened by its own name: only the description says what is in it.
+pub(crate) fn refuse_alone(path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default();
+    let (data, described) = (Path::new(name).extension() == Some(OsStr::new("distcp")), is_metadata(name));
+    if !data && !described {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let there = described || folder.join(METADATA).is_file();
+    let what = match (data, there) {
+        (true, true) => {
+            format!("one of the files of a distributed checkpoint (DCP): {METADATA} beside it says what is in it")
+        }
+        (true, false) => format!(
+            "one of the files of a distributed checkpoint (DCP), without the {METADATA} beside it that says what is in it: fetch that, \
+             and all files of the folder"
+        ),
+        (false, _) => "the description of a distributed checkpoint (DCP), which holds no tensors itself".to_owned(),
+    };
+    let what = if there { format!("{what}; open the folder {}", folder.display()) } else { what };
+    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
+}
+
 /// Where in which files the items of such a folder lie: offset and length in bytes.
 pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
     let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
