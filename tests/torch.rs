@@ -3,6 +3,7 @@
 mod inert;
 mod lost;
 mod objects;
+mod ranks;
 mod ties;
 
 use std::collections::BTreeMap;

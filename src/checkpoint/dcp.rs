@@ -1,10 +1,11 @@
 //! Tensors that PyTorch's distributed checkpointing cut over several safetensors files, put together again.
 //!
 //! Its Hugging Face writer notes in each file's `__metadata__`, under `DCP_SHARDING_INFO`, where each piece begins in the
-//! whole tensor. The whole tensor's shape is written nowhere: it is the bounding box of the pieces, which must fill it
-//! exactly once. (A last row of pieces that is missing with its file therefore cannot be noticed here.)
+//! whole tensor. Where it notes the whole tensor's shape too (`global_shape`), the pieces must make that. Otherwise the shape is the
+//! bounding box of the pieces, which must fill it exactly once; a last row of pieces that is missing with its file cannot be noticed
+//! then, and [`doubt`] says so.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::de::MapAccess;
 
@@ -17,7 +18,14 @@ use crate::fault::{Fault, Listed, dtype_name, quoted};
 pub(super) const KEY: &str = "DCP_SHARDING_INFO";
 
 /// Where each piece of one file begins in its tensor.
-pub(crate) type Offsets = HashMap<String, Vec<u64>>;
+pub(crate) type Offsets = HashMap<String, Placed>;
+
+/// Where a piece begins in its tensor, and the shape of that where it is recorded.
+#[derive(Debug, Clone)]
+pub(crate) struct Placed {
+    pub(crate) start: Vec<u64>,
+    pub(crate) whole: Option<Vec<u64>>,
+}
 
 /// The offsets of a file, if it is one of those.
 pub(crate) fn offsets(metadata: &BTreeMap<String, String>) -> Result<Option<Offsets>, Fault> {
@@ -38,8 +46,10 @@ impl Object for Info {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
         let mut entry = Entry::default();
         json::object(key, map, notes, &mut entry)?;
-        match whole_numbers("saved_offsets", entry.0) {
-            Ok(offsets) => drop(self.offsets.insert(key.to_owned(), offsets)),
+        let start = whole_numbers("saved_offsets", entry.start);
+        let whole = entry.whole.map(|field| whole_numbers("global_shape", Some(field))).transpose();
+        match start.and_then(|start| Ok(Placed { start, whole: whole? })) {
+            Ok(placed) => drop(self.offsets.insert(key.to_owned(), placed)),
             Err(why) => self.problems.push_tensor(key, || format!("{KEY} of tensor {}: {why}", quoted(key))),
         }
         Ok(())
@@ -51,13 +61,18 @@ impl Object for Info {
 }
 
 #[derive(Default)]
-struct Entry(Option<Field>);
+struct Entry {
+    start: Option<Field>,
+    whole: Option<Field>,
+}
 
 impl Object for Entry {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
         let value = json::field(map, notes)?;
-        if key == "saved_offsets" {
-            self.0 = Some(value);
+        match key {
+            "saved_offsets" => self.start = Some(value),
+            "global_shape" => self.whole = Some(value),
+            _ => {}
         }
         Ok(())
     }
@@ -65,6 +80,58 @@ impl Object for Entry {
     fn instead(&mut self, _: Scalar) {
         // The member `saved_offsets` will be missing, which is then said.
     }
+}
+
+/// The shape that the pieces must make, where files record it.
+pub(crate) fn check_whole<'a>(placed: impl Iterator<Item = &'a Placed>, shape: &[u64]) -> Result<(), String> {
+    match placed.filter_map(|placed| placed.whole.as_ref()).find(|whole| *whole != shape) {
+        None => Ok(()),
+        Some(whole) => {
+            Err(format!("its pieces make {shape:?}, but its shape is recorded as {whole:?}: is a file missing?"))
+        }
+    }
+}
+
+/// What cannot be known of the files of such a save, by their names and what each records: where the shapes of whole tensors are not
+/// recorded, pieces that are missing at the end leave no trace.
+pub(crate) fn doubt<'a>(files: impl Iterator<Item = (&'a str, &'a Offsets)>) -> Option<String> {
+    let (mut doubtful, mut numbers) = (Vec::new(), BTreeSet::new());
+    for (name, offsets) in files {
+        let number = rank_number(name);
+        numbers.extend(number);
+        // A save by one rank has whole tensors, all of them at zero.
+        let is_cut = number.is_some() || offsets.values().any(|placed| placed.start.iter().any(|&at| at > 0));
+        if is_cut && offsets.values().any(|placed| placed.whole.is_none()) {
+            doubtful.push(quoted(name));
+        }
+    }
+    let first = doubtful.first()?;
+    let last = numbers.last().copied().unwrap_or(0);
+    let absent: Listed = (1..last)
+        .filter(|number| !numbers.contains(number))
+        .take(1000)
+        .map(|number| format!("shard-{number:05}"))
+        .collect();
+    let absent = if absent.is_empty() {
+        String::new()
+    } else {
+        format!("; not there: {absent} (a rank without a piece writes no file)")
+    };
+    Some(format!(
+        "{first}{} the pieces that ranks wrote in one DCP save, which does not record the shapes of whole tensors: the end of tensors \
+         cannot be checked; if the file of a last rank is missing, they are too short (make sure that there is a file of each rank){absent}",
+        match doubtful.len() - 1 {
+            0 => " holds".to_owned(),
+            1 => " and one more file hold".to_owned(),
+            more => format!(" and {more} more files hold"),
+        }
+    ))
+}
+
+/// The number of a rank's file, from 1 on: `shard-00002-model-…`.
+fn rank_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("shard-")?.split('-').next()?;
+    digits.parse().ok().filter(|number| (1..=1_000_000).contains(number))
 }
 
 /// A piece of a tensor: the file that holds it, its description there, and where it begins in the tensor.

@@ -33,7 +33,7 @@ const VARIANTS: &[&str] = &[
 
 /// The names that were looked for, for an error that says so.
 pub(crate) const LOOKED_FOR: &str = "model.safetensors.index.json, model.safetensors, model-00001-of-0000N.safetensors, \
-                                     *.safetensors, the same of pytorch_model.bin, .metadata, a single .pt or .pth";
+                                     *.safetensors, the same of pytorch_model.bin, .metadata, model_world_size_N_rank_R.pt, a single .pt or .pth";
 
 /// What to read, and what is left alone.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! must be where it says and is taken from there, whatever other files hold under that name. Without an index no two files may
 //! share a tensor. Only pieces that PyTorch's distributed checkpointing cut apart may, and then `dcp` puts them together.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +29,9 @@ pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
             "pieces of tensors that were cut over several files (open the folder for the whole): {pieces}"
         ));
     }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let doubt = dcp::doubt(std::iter::once((name.as_ref(), &cut))).filter(|_| pieces.is_empty());
+    warnings.extend(doubt.map(|doubt| format!("{doubt}; open the folder for the whole")));
     let whole = |stored: Stored| {
         let data = TensorData::Whole(Extent { shard: 0, offset: stored.offset, len: stored.len });
         TensorInfo { name: stored.name, dtype: stored.dtype, shape: stored.shape.into(), data }
@@ -38,7 +42,9 @@ pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
 }
 
 fn is_inner(cut: &Offsets, stored: &Stored) -> bool {
-    cut.get(stored.name.as_ref()).is_some_and(|start| start.iter().any(|&at| at > 0))
+    cut.get(stored.name.as_ref()).is_some_and(|placed| {
+        placed.start.iter().any(|&at| at > 0) || placed.whole.as_ref().is_some_and(|whole| *whole != stored.shape)
+    })
 }
 
 /// Many files as one checkpoint. `heads` are those of the index's files, in its order, where there is an index.
@@ -47,6 +53,8 @@ pub(crate) fn many(path: &Path, heads: Vec<Head>, index: Option<&Index>) -> Resu
     let mut merge = Merge { index, heads: &heads, cuts: &cuts, ..Merge::new(&heads, &cuts) };
     let tensors = merge.run().map_err(|fault| Error::malformed(path, fault))?;
     let mut warnings = std::mem::take(&mut merge.warnings);
+    let names: Vec<_> = heads.iter().map(plain_name).collect();
+    warnings.extend(dcp::doubt(names.iter().map(AsRef::as_ref).zip(&cuts)));
     warnings.extend(heads.iter().flat_map(warnings_of));
     warnings.extend(disagreements(&heads));
     let (shards, metadata) = parts(heads);
@@ -108,9 +116,13 @@ fn disagreements(heads: &[Head]) -> Option<String> {
     (!differ.is_empty()).then(|| format!("the files disagree on their metadata, and the first one's is kept: {differ}"))
 }
 
-fn name_of(head: &Head) -> String {
+fn plain_name(head: &Head) -> Cow<'_, str> {
     let path = &head.shard.path;
-    quoted(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()
+}
+
+fn name_of(head: &Head) -> String {
+    quoted(&plain_name(head))
 }
 
 /// The state of one merge: the inputs, and the problems and remarks so far.
@@ -182,13 +194,22 @@ impl<'a> Merge<'a> {
         let chosen = self.chosen(&first.name, group)?;
         let (_, first) = chosen.first()?;
         let made = match self.pieces(&chosen) {
-            Some(pieces) => dcp::assemble(&pieces).map_err(|why| {
+            Some(pieces) => self.whole(&chosen, &pieces).map_err(|why| {
                 self.boxes.push_tensor(&first.name, || format!("{}: {why}", quoted(&first.name)));
             }),
             None => self.only(&chosen),
         };
         let (shape, data) = made.ok()?;
         Some(TensorInfo { name: Arc::clone(&first.name), dtype: first.dtype.clone(), shape: shape.into(), data })
+    }
+
+    /// The pieces put together to the shape that is recorded, if one is.
+    fn whole(&self, group: &[(ShardIndex, &Stored)], pieces: &[Piece]) -> Result<(Vec<u64>, TensorData), String> {
+        let (shape, data) = dcp::assemble(pieces)?;
+        let placed =
+            |(shard, stored): &(ShardIndex, &Stored)| self.cuts.get(*shard as usize)?.get(stored.name.as_ref());
+        dcp::check_whole(group.iter().filter_map(placed), &shape)?;
+        Ok((shape, data))
     }
 
     /// Those of one name that count: all of them without an index, else what lies in the file that the index names, and the
@@ -222,7 +243,7 @@ impl<'a> Merge<'a> {
 
     /// Where a piece begins in its tensor, if its file says that it is one.
     fn start(&self, (shard, stored): &(ShardIndex, &Stored)) -> Option<&'a Vec<u64>> {
-        self.cuts.get(*shard as usize)?.get(stored.name.as_ref())
+        Some(&self.cuts.get(*shard as usize)?.get(stored.name.as_ref())?.start)
     }
 
     /// The group as pieces of a cut tensor, if every file says that it is one.

@@ -21,6 +21,7 @@ mod open;
 mod parts;
 pub mod pickle;
 mod quantised;
+mod rank_files;
 mod records;
 mod runs;
 pub mod safetensors;

@@ -11,7 +11,7 @@ use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
 use super::torch::bytes::{self, Window};
-use super::{Checkpoint, hub, merge, nearest, parts, shard, torch};
+use super::{Checkpoint, hub, merge, nearest, parts, rank_files, shard, torch};
 use crate::error::{Error, Result};
 use crate::fault::{Listed, counted, quoted};
 
@@ -113,6 +113,7 @@ fn is_index(path: &Path) -> bool {
 /// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let (file, metadata) = shard::open_regular(path)?;
+    torch::dcp::refuse_alone(path)?;
     let window = Window { file: &file, start: 0, len: metadata.len() };
     let cannot = |error| Error::io("read", path, error);
     let beginning = bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).map_err(cannot)?;
@@ -205,11 +206,39 @@ fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> R
     if listing.files.iter().any(|name| name == torch::dcp::METADATA) {
         return torch::dcp::open(path, options).map(Some);
     }
+    let is_piece = |name: &&String| name.ends_with(".distcp");
+    if let Some(name) = listing.files.iter().find(is_piece) {
+        torch::dcp::refuse_alone(&path.join(name))?;
+    }
+    if let Some(checkpoint) = open_ranks(path, listing, options)? {
+        return Ok(Some(checkpoint));
+    }
     let is_torch = |name: &&String| (name.ends_with(".pt") || name.ends_with(".pth")) && !folder::is_ignored(name);
     match listing.files.iter().filter(is_torch).collect::<Vec<_>>().as_slice() {
         [only] => open_each(path, std::iter::once(path.join(only)), None, options).map(Some),
         _ => Ok(None),
     }
+}
+
+/// The files that ranks of a parallel program wrote, one each.
+fn open_ranks(path: &Path, listing: &Listing, options: &OpenOptions) -> Result<Option<Checkpoint>> {
+    let sets = rank_files::sets(&listing.files);
+    let Some(set) = sets.first() else { return Ok(None) };
+    if let Some(other) = sets.iter().skip(1).find(|other| set.rivals(other)) {
+        return Err(Error::NotFound {
+            what: format!("{}: the files of several saves, each of several ranks", path.display()),
+            hint: Some(format!(
+                "put one set into a folder of its own: {}, {}",
+                quoted(&set.example()),
+                quoted(&other.example())
+            )),
+        });
+    }
+    let Some(mut checkpoint) = torch::ranks::open(path, set, options)? else { return Ok(None) };
+    let is_other =
+        |name: &&String| TORCH.iter().any(|end| name.ends_with(end)) && !set.files.values().any(|file| file == *name);
+    checkpoint.warnings.extend(left_alone(listing.files.iter().filter(is_other)));
+    Ok(Some(checkpoint))
 }
 
 /// Files that are opened each for itself, by their content, and joined.

@@ -536,6 +536,74 @@ fn pieces_that_do_not_cover_a_tensor_once_are_refused() {
     }
 }
 
+const DOUBT: &str = "the end of tensors cannot be checked";
+
+/// A piece with the shapes of whole tensors, as `global_shape`.
+fn piece_of(name: &str, shape: &[u64], start: &[u64], whole: &[u64]) -> Vec<u8> {
+    let plain = piece(&[(name, shape, start)]);
+    let rest = std::str::from_utf8(&plain[8..]).unwrap();
+    let end = rest.rfind('}').unwrap();
+    let noted = format!(r#"\"saved_offsets\":{start:?}"#);
+    let more = rest[..=end].replace(&noted, &format!(r#"{noted},\"global_shape\":{whole:?}"#));
+    file(&more, &vec![0; usize::try_from(shape.iter().product::<u64>()).unwrap()])
+}
+
+#[test]
+fn where_no_shape_of_the_whole_is_recorded_the_end_is_said_to_be_unchecked() {
+    let warned = |dir: &TempDir| Checkpoint::open(dir.path()).unwrap().warnings().join("\n");
+    // A save of three ranks: one, and two of its files.
+    let alone = folder(&[("shard-00001-model-00001-of-00001.safetensors", piece(&[("rows", &[4, 2], &[0, 0])]))]);
+    assert!(warned(&alone).contains(DOUBT) && warned(&alone).contains("DCP"), "{}", warned(&alone));
+    let two = ranks(&[("rows", &[4, 2], &[0, 0])], &[("rows", &[3, 2], &[4, 0])]);
+    assert!(warned(&two).contains(DOUBT) && !warned(&two).contains("not there"), "{}", warned(&two));
+    let gap = folder(&[
+        ("shard-00001-model-00001-of-00001.safetensors", piece(&[("rows", &[4, 2], &[0, 0])])),
+        ("shard-00003-model-00001-of-00001.safetensors", piece(&[("rows", &[3, 2], &[4, 0])])),
+    ]);
+    assert!(warned(&gap).contains("not there: shard-00002"), "{}", warned(&gap));
+    // By name, and under a name of its own.
+    let one = Checkpoint::open(alone.path().join("shard-00001-model-00001-of-00001.safetensors")).unwrap();
+    assert!(one.warnings().join("\n").contains(DOUBT), "{:?}", one.warnings());
+    // What one rank wrote is whole.
+    let whole = folder(&[("model-00001-of-00001.safetensors", piece(&[("rows", &[4, 2], &[0, 0])]))]);
+    assert_eq!(warned(&whole), "");
+}
+
+#[test]
+fn a_shape_of_the_whole_that_is_recorded_must_come_out() {
+    let files = |second: &[(&'static str, Vec<u8>)]| {
+        let first = ("shard-00001-model-00001-of-00001.safetensors", piece_of("rows", &[4, 2], &[0, 0], &[7, 2]));
+        folder(&[&[first], second].concat())
+    };
+    let last = |shape: &[u64], whole: &[u64]| {
+        [("shard-00002-model-00001-of-00001.safetensors", piece_of("rows", shape, &[4, 0], whole))]
+    };
+    let dir = files(&last(&[3, 2], &[7, 2]));
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!((checkpoint.tensor("rows").unwrap().shape.to_vec(), checkpoint.warnings()), (vec![7, 2], &[][..]));
+    for second in [&[][..], &last(&[2, 2], &[7, 2]), &last(&[3, 2], &[8, 2])] {
+        let said = said(files(second).path());
+        assert!(said.contains("\"rows\": its pieces make") && said.contains("is a file missing?"), "{said}");
+    }
+    let one = Checkpoint::open(dir.path().join("shard-00001-model-00001-of-00001.safetensors")).unwrap();
+    assert!(one.warnings()[0].contains("pieces of tensors"), "{:?}", one.warnings());
+}
+
+#[test]
+fn a_file_of_a_distributed_checkpoint_names_its_folder() {
+    let dir = folder(&[("__0_0.distcp", b"PK\x03\x04".to_vec())]);
+    let lone = dir.path().join("__0_0.distcp");
+    for path in [dir.path(), &lone] {
+        let said = said(path);
+        assert!(said.contains("__0_0.distcp") && said.contains("without the .metadata"), "{said}");
+    }
+    std::fs::write(dir.path().join(".metadata"), b"\x80\x02}.").unwrap();
+    for name in ["__0_0.distcp", ".metadata"] {
+        let said = said(&dir.path().join(name));
+        assert!(said.contains(&format!("open the folder {}", dir.path().display())), "{said}");
+    }
+}
+
 #[test]
 fn a_single_file_of_pieces_is_shown_as_it_is_with_a_warning() {
     let dir = ranks(&[("rows", &[4, 2], &[0, 0])], &[("rows", &[3, 2], &[4, 0])]);

@@ -57,6 +57,29 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     Gather::new(folder, options, describe(&folder.join(METADATA), options)?).run()
 }
 
+/// Refuses a file that is one of such a folder, opened by its own name: only the description says what is in it.
+pub(crate) fn refuse_alone(path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default();
+    let (data, described) = (Path::new(name).extension() == Some(OsStr::new("distcp")), is_metadata(name));
+    if !data && !described {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let there = described || folder.join(METADATA).is_file();
+    let what = match (data, there) {
+        (true, true) => {
+            format!("one of the files of a distributed checkpoint (DCP): {METADATA} beside it says what is in it")
+        }
+        (true, false) => format!(
+            "one of the files of a distributed checkpoint (DCP), without the {METADATA} beside it that says what is in it: fetch that, \
+             and all files of the folder"
+        ),
+        (false, _) => "the description of a distributed checkpoint (DCP), which holds no tensors itself".to_owned(),
+    };
+    let what = if there { format!("{what}; open the folder {}", folder.display()) } else { what };
+    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
+}
+
 /// Where in which files the items of such a folder lie: offset and length in bytes.
 pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
     let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
@@ -110,7 +133,7 @@ fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
     let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", path, error))?;
     let mut pickled = Pickled::run(text, 0, None);
     pickled.check_end(usize::try_from(meta.len()).unwrap_or(usize::MAX), METADATA);
-    let reader = Reader { path, options };
+    let reader = Reader { path, options, rank: None };
     reader.demand(&pickled.findings)?;
     let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
     description.refuse_escapes(path)?;
@@ -143,7 +166,7 @@ fn class(arena: &Arena, object: Id) -> &str {
 }
 
 /// A `torch.Size`, or a tuple or list of numbers.
-fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+pub(super) fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
     let inner = match arena.as_call(id) {
         Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
         _ => id,
@@ -274,7 +297,7 @@ impl<'a> Gather<'a> {
             self.file(&name, wanted)?;
         }
         let tensors = self.tensors().map_err(|fault| Error::malformed(self.folder, fault))?;
-        Reader { path: self.folder, options: self.options }.demand_free_names(&tensors)?;
+        Reader { path: self.folder, options: self.options, rank: None }.demand_free_names(&tensors)?;
         let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
         Ok(Checkpoint { path, shards, tensors, metadata, warnings, format: Format::TorchDcp, skipped, shared })
@@ -350,7 +373,7 @@ impl<'a> Gather<'a> {
             return Err(Error::malformed(path, Fault::Other(what)));
         }
         let plain = OpenOptions { key: None, ..self.options.clone() };
-        let reader = Reader { path, options: &plain };
+        let reader = Reader { path, options: &plain, rank: None };
         let Part { assembled, skipped, .. } = reader.zip(&Window { file, start, len }, start, number, None)?;
         let [found] = assembled.tensors.as_slice() else {
             let what = skipped.first().map_or("no single tensor", |skipped| skipped.why.as_str());

@@ -1,7 +1,7 @@
 //! PyTorch's own files, read as data: zip archives and the older stacks of pickles. Nothing of them is ever executed.
 //!
 //! A file is recognised by its content. `zip` and `legacy` find the members, `pickled` runs the pickles (as data), `objects` says
-//! what they mean (with `dense`, `numpy` and `below`), `assemble` where each tensor's bytes lie. A load refuses for the first kind
+//! what they mean (with `dense`, `numpy` and `below`; `sharded` for one rank's part of a tensor), `assemble` where each tensor's bytes lie. A load refuses for the first kind
 //! of finding that blocks, all of its kind named; [`audit`] lists all of them. No other file is ever opened than the one it was
 //! given.
 
@@ -24,7 +24,9 @@ mod nested;
 mod numpy;
 mod objects;
 mod pickled;
+pub(crate) mod ranks;
 mod refusal;
+mod sharded;
 mod sums;
 mod tar;
 mod unpack;
@@ -41,7 +43,7 @@ use self::assemble::{Assembled, Assembly};
 use self::bytes::{Ahead, Bytes, Window};
 use self::inert::Used;
 use self::legacy::Stack;
-use self::objects::{Declared, Objects};
+use self::objects::{CutFound, Declared, Objects};
 use self::pickled::Pickled;
 pub use self::sums::Sums;
 use super::finding::Finding;
@@ -106,26 +108,9 @@ pub(crate) fn hidden_archive() -> Fault {
 /// A file of PyTorch as a checkpoint.
 pub(crate) fn open(path: &Path, file: &File, meta: &Metadata, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
     let window = Window { file, start: 0, len: meta.len() };
-    let reader = Reader { path, options };
-    let unsupported =
-        |what: &str| Err(Error::Unsupported { path: path.to_owned(), tensor: None, what: what.to_owned() });
-    let (assembled, format) = match kind {
-        Kind::Zip => (reader.zip(&window, 0, 0, options.key.as_deref())?, Format::TorchZip),
-        Kind::Legacy => (reader.legacy(&window)?, Format::TorchLegacy),
-        Kind::Tar => {
-            return unsupported(
-                "a tar archive, as PyTorch wrote before 0.1.10, or not a file of torch.save at all: not read; save it again \
-                 with a newer PyTorch",
-            );
-        }
-        Kind::Pickle => {
-            return unsupported(
-                "a plain pickle, not a file of torch.save: it holds no storages that could be loaded, and it is never \
-                 executed; `vramp audit` says what is in it",
-            );
-        }
-    };
-    Ok(reader.checkpoint(assembled, meta, format))
+    let reader = Reader { path, options, rank: None };
+    let (part, format) = reader.part(&window, kind, 0)?;
+    Ok(reader.checkpoint(part, meta, format))
 }
 
 /// What one file gave.
@@ -134,15 +119,39 @@ pub(crate) struct Part {
     pub(crate) assembled: Assembled,
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) warnings: Vec<String>,
+    /// Tensors that are cut over ranks; empty unless it was read as one rank's file.
+    pub(crate) cut: Vec<CutFound>,
+    /// CRC-32 of tensors that are the whole of a storage, where it is stated and the file was read as one rank's.
+    pub(crate) sums: HashMap<String, u32>,
 }
 
 /// Reads one file.
 pub(crate) struct Reader<'a> {
     pub(crate) path: &'a Path,
     pub(crate) options: &'a OpenOptions,
+    /// The rank whose file it is, where the files of all ranks are put together.
+    pub(crate) rank: Option<u64>,
 }
 
 impl Reader<'_> {
+    /// The tensors of a whole file. They lie in the shard of that number, and the one after it.
+    pub(crate) fn part(&self, window: &Window, kind: Kind, number: u32) -> Result<(Part, Format)> {
+        let unsupported =
+            |what: &str| Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what: what.to_owned() });
+        match kind {
+            Kind::Zip => Ok((self.zip(window, 0, number, self.options.key.as_deref())?, Format::TorchZip)),
+            Kind::Legacy => Ok((self.legacy(window, number)?, Format::TorchLegacy)),
+            Kind::Tar => unsupported(
+                "a tar archive, as PyTorch wrote before 0.1.10, or not a file of torch.save at all: not read; save it again \
+                 with a newer PyTorch",
+            ),
+            Kind::Pickle => unsupported(
+                "a plain pickle, not a file of torch.save: it holds no storages that could be loaded, and it is never \
+                 executed; `vramp audit` says what is in it",
+            ),
+        }
+    }
+
     /// The archive that a window of a file is. Its tensors lie in the shard of that number, and the one after it.
     pub(crate) fn zip(&self, window: &Window, start: u64, number: u32, key: Option<&str>) -> Result<Part> {
         let ahead = Ahead::new(window);
@@ -164,6 +173,11 @@ impl Reader<'_> {
         let len = bytes.len();
         let mut pickled = Pickled::run(bytes, 0, Some(&member));
         pickled.check_end(len, &member);
+        if self.rank.is_some() {
+            let mut findings = std::mem::take(&mut pickled.findings);
+            findings.retain(|finding| !sharded::is_of_nested_class(&pickled, finding));
+            pickled.findings = findings;
+        }
         self.demand_of(&pickled, pickled.ran.result, &self.of_the_whole(&pickled, key))?;
         let file_bytes = window.len;
         self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, |objects| {
@@ -181,7 +195,7 @@ impl Reader<'_> {
         })
     }
 
-    fn legacy(&self, window: &Window) -> Result<Part> {
+    fn legacy(&self, window: &Window, number: u32) -> Result<Part> {
         let stack = Stack::read(window).map_err(|error| self.io(error))?;
         let key = self.options.key.as_deref();
         let mut findings = stack.findings.clone();
@@ -198,7 +212,7 @@ impl Reader<'_> {
         };
         let mut failed = None;
         // Whatever `sys_info` says of the machine: PyTorch writes these storages little-endian on every one.
-        let part = self.tensors(pickled, Assembly::new(0, window.len), key, |objects| {
+        let part = self.tensors(pickled, Assembly::new(number, window.len), key, |objects| {
             let by_key: HashMap<&str, &Declared> =
                 objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
             let places = match legacy::locate(window, stack.end, keys, |key| by_key.get(key).copied()) {
@@ -239,6 +253,7 @@ impl Reader<'_> {
         };
         let skips = self.options.skip_unknown;
         let mut objects = Objects::new(&pickled.ran.arena);
+        objects.rank = self.rank;
         let root = key.map_or(Ok(root), |key| self.subtree(&objects, root, key))?;
         if skips {
             objects.open_module(root);
@@ -252,10 +267,15 @@ impl Reader<'_> {
         objects.gather(root);
         let places = if objects.findings.is_empty() { locate(&mut objects) } else { HashMap::new() };
         self.demand(&objects.findings)?;
-        let Objects { storages, tensors, aside, .. } = objects;
+        let Objects { storages, tensors, aside, cut, .. } = objects;
+        let mut sums = HashMap::new();
         for found in tensors {
             let id = found.dense.storage;
             let (Some(declared), Some(storage)) = (storages.get(&id), places.get(&id)) else { continue };
+            let whole = found.dense.elements().checked_mul(found.dense.kind.bytes) == Some(storage.len);
+            if self.rank.is_some() && whole && storage.crc != 0 {
+                sums.insert(found.name.clone(), storage.crc);
+            }
             let view = declared.view.map_or(0, |(first, _)| first.saturating_mul(declared.kind.bytes));
             assembly.add(found, *storage, view);
         }
@@ -275,7 +295,7 @@ impl Reader<'_> {
             let loss = if skips { Loss::None } else { aside.loss };
             Skipped::new(aside.name, aside.why).losing(aside.tensors, loss)
         });
-        Ok(Part { assembled, skipped: skipped.collect(), warnings })
+        Ok(Part { assembled, skipped: skipped.collect(), warnings, cut, sums })
     }
 
     /// The findings about a pickle that count whatever is used of it.
@@ -321,7 +341,7 @@ impl Reader<'_> {
     }
 
     pub(crate) fn checkpoint(&self, part: Part, meta: &Metadata, format: Format) -> Checkpoint {
-        let Part { assembled, skipped, warnings } = part;
+        let Part { assembled, skipped, warnings, .. } = part;
         let Assembled { tensors, recipe, shared, .. } = assembled;
         let file = Shard { path: self.path.to_owned(), bytes: meta.len(), identity: shard::identity(meta), made: None };
         let made = (!recipe.is_empty()).then(|| file.made_by(recipe));

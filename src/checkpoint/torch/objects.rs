@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::below::{Below, Count};
 use super::dense::{Dense, Other, Rebuilt, SUBCLASS, rebuilt, subclass};
 use super::kinds::{self, Kind};
+use super::sharded::{self, Cut};
 use super::{nested, numpy};
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
@@ -151,9 +152,20 @@ impl Lost {
     }
 }
 
+/// A tensor that is cut over ranks.
+pub(crate) struct CutFound {
+    pub(crate) name: String,
+    pub(crate) cut: Cut,
+    /// The names under which its parts are among the tensors found.
+    pub(crate) parts: Vec<String>,
+}
+
 /// The objects of one pickle.
 pub(crate) struct Objects<'a> {
     pub(crate) arena: &'a Arena,
+    /// The rank whose file it is, where those of all ranks are put together: tensors that are cut are then taken apart into `cut`.
+    pub(crate) rank: Option<u64>,
+    pub(crate) cut: Vec<CutFound>,
     pub(crate) storages: HashMap<Id, Declared>,
     pub(crate) tensors: Vec<Found>,
     pub(crate) aside: Vec<Aside>,
@@ -201,6 +213,8 @@ impl<'a> Objects<'a> {
     pub(crate) fn new(arena: &'a Arena) -> Objects<'a> {
         Objects {
             arena,
+            rank: None,
+            cut: Vec::new(),
             storages: HashMap::new(),
             tensors: Vec::new(),
             aside: Vec::new(),
@@ -437,6 +451,10 @@ impl<'a> Objects<'a> {
             if self.findings.len() >= MOST_FINDINGS {
                 return;
             }
+            if let Some(cut) = self.rank.and_then(|rank| sharded::cut(self.arena, id, rank)) {
+                self.take_cut(cut, path);
+                continue;
+            }
             let mut wrappers = Wrappers::default();
             match self.meaning(id, &mut wrappers) {
                 Ok(Meaning::Container) => self.enter(id, path, &mut open),
@@ -529,6 +547,47 @@ impl<'a> Objects<'a> {
         for aside in &mut self.aside {
             if aside.array.is_some_and(|array| state_dicts.contains(&array.parent)) {
                 (aside.tensors, aside.loss) = (aside.tensors + 1, Loss::OfLoad(ARRAY));
+            }
+        }
+    }
+
+    /// Takes this rank's parts of a tensor that is cut. They are found under its name, numbered from the second on.
+    fn take_cut(&mut self, cut: Checked<Cut>, path: u32) {
+        let (name, typed) = self.names(path);
+        let taken = cut.and_then(|cut| {
+            let mut parts = Vec::with_capacity(cut.parts.len());
+            for (at, (id, (start, shape))) in cut.parts.iter().enumerate() {
+                let Meaning::Dense(dense) = self.meaning(*id, &mut Wrappers::default())? else {
+                    return fault(
+                        "shard-placement",
+                        "this rank's part is no dense tensor that safetensors has a type for",
+                    );
+                };
+                // An empty part may have lost the sizes of its other dimensions.
+                let is_empty = dense.elements() == 0 && shape.contains(&0);
+                if dense.shape != *shape && !is_empty {
+                    let found = &dense.shape;
+                    return fault(
+                        "shard-placement",
+                        format!("this rank's part is {found:?}, not {shape:?} at {start:?}"),
+                    );
+                }
+                let name = if at == 0 { name.clone() } else { format!("{name} (part {at})") };
+                let dense = Dense { strides: contiguous(shape, &dense), shape: shape.clone(), ..*dense };
+                parts.push(Found { name, typed: typed.clone(), dense });
+            }
+            Ok((cut, parts))
+        });
+        match taken {
+            Ok((cut, parts)) => {
+                self.name_bytes += parts.iter().map(|part| part.name.len() + part.typed.len()).sum::<usize>();
+                let names = parts.iter().map(|part| part.name.clone()).collect();
+                self.tensors.extend(parts);
+                self.cut.push(CutFound { name, cut, parts: names });
+            }
+            Err(finding) => {
+                let what = format!("tensor {name:?}: {}", finding.what);
+                self.findings.push(Finding { what, ..finding });
             }
         }
     }
@@ -777,6 +836,11 @@ impl Members {
         let items = self.items.iter().enumerate().map(|(at, item)| (Key::At(at), *item));
         items.chain(self.pairs.iter().map(|(key, value)| (Key::Of(*key), *value)))
     }
+}
+
+/// The strides of a part; those of an empty one say nothing.
+fn contiguous(shape: &[u64], dense: &Dense) -> Vec<u64> {
+    if shape.len() == dense.strides.len() { dense.strides.clone() } else { vec![1; shape.len()] }
 }
 
 pub(super) fn is_container(module: &str, name: &str) -> bool {

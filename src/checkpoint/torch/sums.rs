@@ -40,7 +40,7 @@ impl Checkpoint {
             if let Some(what) = known.identity.difference(&shard::identity(&meta)) {
                 return Err(Error::Changed { path, what });
             }
-            let reader = Reader { path: &path, options: &OpenOptions::default() };
+            let reader = Reader { path: &path, options: &OpenOptions::default(), rank: None };
             let windows = windows.unwrap_or_else(|| [(0, meta.len())].into());
             for (start, len) in windows {
                 let window = Window { file: &file, start, len };
