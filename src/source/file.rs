@@ -106,7 +106,7 @@ impl LocalFile {
                 Arc::new(MappedSource { opened: Arc::clone(&self.opened), map })
             }
             Ok(_) => {
-                self.opened.note("mmap", "is a network file system");
+                self.opened.note("mmap", "is served over a network or by a program");
                 Arc::clone(&self.buffered)
             }
             Err(error) => {
@@ -340,7 +340,7 @@ struct DirectSource {
 /// Why a file has no direct route.
 #[derive(Debug, thiserror::Error)]
 enum NoDirect {
-    #[error("is a network file system")]
+    #[error("is served over a network or by a program")]
     Network,
     #[error("keeps its files in memory")]
     Memory,

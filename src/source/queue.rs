@@ -162,6 +162,7 @@ fn likely_cause(error: &std::io::Error) -> &'static str {
         Some(libc::EPERM | libc::EACCES) => " (forbidden by a container's sandbox or by kernel.io_uring_disabled)",
         Some(libc::ENOSYS | libc::EOPNOTSUPP) => " (this kernel has none, or a sandbox hides it)",
         Some(libc::ENOMEM) => " (the limit of locked memory)",
+        Some(libc::EAGAIN) => " (no further thread: the limit of processes, ulimit -u, or that of a container)",
         _ => "",
     }
 }
