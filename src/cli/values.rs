@@ -2,10 +2,8 @@
 //!
 //! Pure functions of text; the message of an error ends up after clap's own `invalid value … for …`.
 
-use std::str::FromStr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
 use vramp::dtype::Dtype;
@@ -71,8 +69,29 @@ pub(crate) fn target(text: &str) -> Parsed<Float> {
 
 /// `4MiB`, `1.5GB`, `4096`.
 pub(crate) fn bytes(text: &str) -> Parsed<u64> {
-    let size = ByteSize::from_str(text.trim()).map(|size| size.as_u64());
-    size.map_err(|_| "a size is a number with a unit: 4096, 16MB (10^6 bytes), 4MiB (2^20 bytes)".to_owned())
+    let wanted = || "a size is a number with a unit: 4096, 16MB (10^6 bytes), 4MiB (2^20 bytes)".to_owned();
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    if let (Ok(bytes), "") = (number.parse(), unit) {
+        return Ok(bytes); // exact, however large
+    }
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let (first, rest) = unit.split_at(usize::from(unit.starts_with(['k', 'm', 'g', 't', 'p', 'e'])));
+    let step: f64 = match rest.strip_suffix('b').unwrap_or(rest) {
+        "" => 1000.0,
+        "i" if !first.is_empty() => 1024.0,
+        _ => return Err(wanted()),
+    };
+    let power = match first {
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        "p" => 5,
+        "e" => 6,
+        _ => 0,
+    };
+    number.parse().ok().and_then(|number: f64| whole((number * step.powi(power)).floor())).ok_or_else(wanted)
 }
 
 /// `60`, `90s`, `5min`: how long something may take, from a second to a day.
@@ -363,7 +382,13 @@ mod tests {
         assert_eq!(bytes("4MiB"), Ok(4 << 20));
         assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
         assert_eq!(bytes("4096"), Ok(4096));
-        assert!(bytes("much").is_err() && bytes("").is_err() && bytes("-1").is_err());
+        let same = ["16MB", "16mb", "16 MB", "16M", "16m", "16000KB", "16000000B", "16000000", "0.016GB", ".016G"];
+        assert!(same.iter().all(|text| bytes(text) == Ok(16_000_000)));
+        assert!(["2GiB", "2gib", "2 Gi", "2048MiB", "2097152KiB"].iter().all(|text| bytes(text) == Ok(2 << 30)));
+        assert_eq!((bytes("18446744073709551615"), bytes("1.5TiB"), bytes("0")), (Ok(u64::MAX), Ok(3 << 39), Ok(0)));
+        for wrong in ["much", "", "-1", "MB", "1.2.3MB", "4MiX", "4ib", "4 5", "4MBs", "1e3", "99EB", "NaN", "+1"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(staging("16x4MiB"), Ok(Staging { count: 16, bytes: 4 << 20 }));
         for wrong in ["16", "0x4MiB", "x4MiB", "4x100", "4x", "99999999999999x4MiB", "4x5000"] {
             assert!(staging(wrong).is_err(), "{wrong}");
