@@ -114,11 +114,16 @@ impl Rates {
         let memory = Rates::seconds(self.fresh_memory, memory_passes(effort));
         match self {
             Rates { fresh_memory: Some(rate), .. } if memory > storage => {
-                Some(format!("this machine gives fresh memory at {:.1} MB/s", rate / 1e6))
+                Some(format!("this machine gives fresh memory at {}", said(rate)))
             }
-            Rates { storage, .. } => storage.map(|rate| format!("the storage gives {:.1} MB/s", rate / 1e6)),
+            Rates { storage, .. } => storage.map(|rate| format!("the storage gives {}", said(rate))),
         }
     }
+}
+
+/// A rate in words.
+fn said(rate: f64) -> String {
+    if rate < 1e9 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.2} GB/s", rate / 1e9) }
 }
 
 /// The bytes that can be loaded so that all of a benchmark takes `seconds`, about; not none.

@@ -16,20 +16,40 @@ pub(crate) fn line(name: &str, value: &str) -> String {
     format!("{name}{blanks}{value}\n")
 }
 
+/// What stays on the line of the number before it.
+const UNITS: [&str; 16] =
+    ["s", "ms", "µs", "B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "kB/s", "MB/s", "GB/s", "%", "times"];
+
+/// The words of a text, a number and its unit as one.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let bare = word.trim_end_matches([',', '.', ';', ':', ')', ']']);
+        match words.last_mut() {
+            Some(number) if UNITS.contains(&bare) && number.ends_with(|c: char| c.is_ascii_digit()) => {
+                number.push(' ');
+                number.push_str(word);
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words
+}
+
 /// Text in lines of at most `columns`, as far as its words allow it.
 pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut taken = 0;
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let width = visible(word);
+    for word in words(text) {
+        let width = visible(&word);
         match lines.last_mut() {
             Some(line) if taken + 1 + width <= columns => {
                 line.push(' ');
-                line.push_str(word);
+                line.push_str(&word);
                 taken += 1 + width;
             }
             _ => {
-                lines.push(word.to_owned());
+                lines.push(word);
                 taken = width;
             }
         }
@@ -77,6 +97,7 @@ mod tests {
         assert_eq!(line("limit", ""), "limit       \n");
         let long = "x".repeat(100);
         assert_eq!(wrapped(&format!("a {long} b"), 20), ["a", &long, "b"]);
+        assert_eq!(wrapped("it took 5.96 ms, or 7 GB/s", 12), ["it took", "5.96 ms, or", "7 GB/s"]);
         assert_eq!((shortened("abcdef", 4), shortened("abcd", 4)), ("abc…".into(), "abcd".into()));
     }
 }

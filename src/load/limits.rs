@@ -313,7 +313,7 @@ fn stages(report: &Report, passed: &Passed, rates: &LimitRates) -> Vec<Lane> {
         ),
         (Stage::PageCache, in_place(warm), to_fresh, "the rate of the page cache to this memory"),
         (Stage::PageCache, staged(warm), rates.page_cache, "the rate of the page cache"),
-        (Stage::Upload, kept(report.stages.upload.bytes), rates.upload, "the rate of uploads"),
+        (Stage::Upload, kept(report.stages.upload.bytes), rates.upload, "the rate of copies from staging buffers"),
     ]
 }
 

@@ -1,9 +1,11 @@
 //! One load by a loader written in Rust, one line of JSON: what `scripts/peers` reads.
 //!
 //!     peers-candle load|mmap|copy FILE...
+//!     peers-candle vramp FOLDER
 //!
 //! `load` is `candle_core::safetensors::load` of each file; `mmap` is candle's mapping with `load` of each tensor; `copy` is a
-//! mapping whose tensors are copied into a `Vec` each, what a program in Rust does without any library for it. With
+//! mapping whose tensors are copied into a `Vec` each, what a program in Rust does without any library for it;
+//! `vramp` is a load by vramp and a candle tensor made of each of its tensors, which copies every byte once more. With
 //! BENCH_VERIFY=sha256 the line holds the SHA-256 of each tensor's bytes. It never runs as part of vramp.
 
 use std::collections::BTreeMap;
@@ -11,7 +13,7 @@ use std::io::{BufWriter, Write};
 use std::time::Instant;
 
 use candle_core::safetensors::{MmapedSafetensors, load};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use sha2::{Digest, Sha256};
 
 enum Loaded {
@@ -34,7 +36,7 @@ impl Write for Hashing {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files: Vec<String> = std::env::args().skip(1).collect();
     if files.len() < 2 {
-        return Err("usage: peers-candle load|mmap|copy FILE...".into());
+        return Err("usage: peers-candle load|mmap|copy|vramp FILE...".into());
     }
     let how = files.remove(0);
     let before = usage();
@@ -47,6 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     .extend(load(file, &Device::Cpu)?.into_iter().map(|(name, tensor)| (name, Loaded::Tensor(tensor))));
             }
         }
+        "vramp" => loaded = by_vramp(&files[0])?,
         "mmap" | "copy" => {
             // SAFETY: nothing changes the files while they are compared; a file that shrank would end this process only.
             let mapped = unsafe { MmapedSafetensors::multi(&files)? };
@@ -70,6 +73,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{line}");
     std::process::exit(0) // the kernel frees faster, and freeing is not part of a load
+}
+
+/// Loads with vramp's defaults and makes candle tensors of what it loaded, as a program that computes with candle does.
+fn by_vramp(path: &str) -> Result<Vec<(String, Loaded)>, Box<dyn std::error::Error>> {
+    let loaded = vramp::load::load(path, &vramp::load::Options::default())?;
+    let mut tensors = Vec::new();
+    for tensor in loaded.tensors() {
+        let dtype = match tensor.dtype().to_string().as_str() {
+            "U8" => DType::U8,
+            "U32" => DType::U32,
+            "I64" => DType::I64,
+            "BF16" => DType::BF16,
+            "F16" => DType::F16,
+            "F32" => DType::F32,
+            "F64" => DType::F64,
+            other => return Err(format!("no candle tensor is made of {other}").into()),
+        };
+        let shape = tensor.shape().iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>()?;
+        let made = Tensor::from_raw_buffer(tensor.bytes()?, dtype, &shape, &Device::Cpu)?;
+        tensors.push((tensor.name().to_owned(), Loaded::Tensor(made)));
+    }
+    std::mem::forget(loaded); // as the rest: freed by the kernel at the end of the process
+    Ok(tensors)
 }
 
 fn digest(loaded: &Loaded) -> Result<String, Box<dyn std::error::Error>> {

@@ -29,18 +29,10 @@ pub(crate) fn text(report: &BenchReport) -> String {
 }
 
 fn head(report: &BenchReport) -> String {
-    let machine = &report.machine;
     let mut out = line("checkpoint", &format!("{}: {}", words::name(report), words::subject(report)));
     out.extend(words::part(report).map(|part| line("", &part)));
     out.push_str(&line("device", &words::device(report)));
-    let parts = [
-        text::escape(&machine.processor),
-        text::plural(machine.cores as u64, "core"),
-        machine.memory_bytes.map_or(String::new(), |bytes| format!("{} of memory", text::binary(bytes))),
-        format!("{} on kernel {}", text::escape(&machine.file_system), text::escape(&machine.kernel)),
-    ];
-    let known: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    out.push_str(&line("machine", &known.join(", ")));
+    out.push_str(&line("machine", &words::machine(report).join(", ")));
     out
 }
 
@@ -81,18 +73,18 @@ fn proved(state: &State) -> String {
     line("page cache", &text::styled(style, words::proof(state)))
 }
 
-/// Each stage that the load passes: what it can do, and what it did.
+/// Each stage that the load passes: what it can do alone, and what it did.
 fn ceilings(state: &State) -> String {
     let [left, right] = [Align::Left, Align::Right];
-    let mut table = Table::new(&[left, right, right, right, right, left]);
-    table.heading(["stage", "limit", "in the load", "of it", "takes", ""]);
+    let mut table = Table::new(&[left, right, right, right, left]);
+    table.heading(["stage", "alone", "in the load", "takes", ""]);
     for ceiling in &state.ceilings {
         table.styled_row(row(state, ceiling));
     }
     table.render()
 }
 
-fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 6] {
+fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 5] {
     let plain = Style::new();
     let within = words::reached_in_load(state, ceiling);
     let share = within.map(|within| within / ceiling.bytes_per_second.max(f64::MIN_POSITIVE));
@@ -100,8 +92,7 @@ fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 6] {
     [
         (if is_limit { BOLD } else { plain }, words::stage(ceiling.stage).to_owned()),
         (plain, words::rate(ceiling.bytes_per_second)),
-        (plain, within.map_or("-".to_owned(), text::rate)),
-        (share.filter(|_| is_limit).map_or(plain, efficiency_style), share.map_or(String::new(), text::percent)),
+        (share.filter(|_| is_limit).map_or(plain, efficiency_style), within.map_or("-".to_owned(), text::rate)),
         (plain, text::seconds(ceiling.seconds)),
         (WARN, if is_limit { "the limit".to_owned() } else { String::new() }),
     ]
@@ -113,7 +104,7 @@ fn alone(stages: &[StageBench]) -> String {
     table.heading(["stage alone", "median [least … most]", "at its best setting"]);
     for (stage, trial) in stages.iter().filter_map(|stage| Some((stage, stage.best()?))) {
         let best = words::samples(&trial.samples).unwrap_or_default();
-        let setting = words::setting(&trial.setting);
+        let setting = words::setting_by_numbers(&trial.setting);
         let plain = Style::new();
         let (name, setting) = (words::stage(stage.stage).to_owned(), wrap::shortened(&setting, SETTING).into_owned());
         table.styled_row([(plain, name), (plain, best), (DIM, setting)]);
@@ -148,16 +139,16 @@ set-up      3.00 ms for threads and staging, not in the time above; 279 ms with
             it
 page cache  proved: 0 % of the files in the page cache before the loads (each
             page asked by mincore)
-stage                      limit  in the load  of it    takes
-storage                2.00 GB/s    1.96 GB/s   98 %   268 ms  the limit
-cache to fresh memory  8.00 GB/s            -         67.1 ms
+stage                      alone  in the load    takes
+storage                2.00 GB/s    1.96 GB/s   268 ms  the limit
+cache to fresh memory  8.00 GB/s            -  67.1 ms
 ";
         let found = plain(&report);
         assert!(found.starts_with(expected), "{found}");
         assert!(found.contains("\nadvice      the limit is storage"), "{found}");
         let skipped = "\nskipped     upload: not measured alone (the device's memory is the host's)\n";
         assert!(found.contains(skipped) && found.contains("\ndriver's context  120 ms "), "{found}");
-        let own = "storage           2.00 GB/s [1.96 … 2.06]  O_DIRECT, io_uring, 16 × 8 MiB\n";
+        let own = "storage           2.00 GB/s [1.96 … 2.06]  16 × 8 MiB, O_DIRECT, io_uring\n";
         assert!(found.contains(own), "{found}");
         let wide = found.lines().find(|line| line.chars().count() > wrap::COLUMNS);
         assert_eq!(wide, None, "{found}");

@@ -52,22 +52,31 @@ pub(crate) fn state(state: CacheState) -> &'static str {
 
 /// `O_DIRECT, io_uring, 16 × 8 MiB`.
 pub(crate) fn setting(setting: &Setting) -> String {
+    joined([text::escape(&setting.way), amount(setting)])
+}
+
+/// The same with its numbers first, for where the rest may be cut off.
+pub(crate) fn setting_by_numbers(setting: &Setting) -> String {
+    joined([amount(setting), text::escape(&setting.way)])
+}
+
+fn joined(parts: [String; 2]) -> String {
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+fn amount(setting: &Setting) -> String {
     let block = text::binary(setting.block_bytes);
-    let size = match (setting.at_once, setting.block_bytes) {
+    match (setting.at_once, setting.block_bytes) {
         (0 | 1, 0) => String::new(),
         (at_once, 0) => format!("{at_once} at once"),
         (at_once, _) => format!("{} × {block}", at_once.max(1)),
-    };
-    let parts = [text::escape(&setting.way), size];
-    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// `278 ms [270 ms … 301 ms]`: the median, the least and the most.
 pub(crate) fn spread(spread: Spread, of: impl Fn(f64) -> String) -> String {
-    if spread.min == spread.max {
-        return of(spread.median);
-    }
-    format!("{} [{} … {}]", of(spread.median), of(spread.min), of(spread.max))
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(of);
+    if min == max { median } else { format!("{median} [{min} … {max}]") }
 }
 
 /// `2.00 GB/s`, or `-` where no bytes go through.
@@ -86,7 +95,7 @@ fn spread_in_unit(spread: Spread, of: impl Fn(f64) -> String) -> String {
     let parts = [spread.median, spread.min, spread.max].map(of);
     let split: Option<Vec<(&str, &str)>> = parts.iter().map(|part| part.split_once(' ')).collect();
     match split.as_deref() {
-        _ if spread.min == spread.max => parts[0].clone(),
+        _ if parts[1] == parts[2] => parts[0].clone(),
         Some([median, min, max]) if min.1 == median.1 && max.1 == median.1 => {
             format!("{} [{} … {}]", parts[0], min.0, max.0)
         }
@@ -184,6 +193,18 @@ pub(crate) fn device(report: &BenchReport) -> String {
     let machine = &report.machine;
     let parts = [&machine.device, &machine.product].map(|part| text::escape(part));
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// The machine in a few words: processor, cores, memory, file system and kernel, as far as they are known.
+pub(crate) fn machine(report: &BenchReport) -> Vec<String> {
+    let machine = &report.machine;
+    let parts = [
+        text::escape(&machine.processor),
+        text::plural(machine.cores as u64, "core"),
+        machine.memory_bytes.map_or(String::new(), |bytes| format!("{} of memory", text::binary(bytes))),
+        format!("{} on kernel {}", text::escape(&machine.file_system), text::escape(&machine.kernel)),
+    ];
+    parts.into_iter().filter(|part| !part.is_empty()).collect()
 }
 
 /// `2026-11-30 04:29 UTC`.

@@ -7,18 +7,18 @@ use vramp::bench::{BenchReport, Spread, StageBench, State, Trial};
 
 use super::super::super::text;
 use super::super::words;
-use super::canvas::{self, Axes, Canvas, Ink, Side, Trouble, ticks};
+use super::canvas::{self, Axes, Canvas, Ink, Trouble, ticks};
 use super::markup::{Mark, legend};
 use super::stages::{rate_of_tick, times};
 
 /// Pixels of a row of dots: a line of text and the dots below it.
 const ROW: u32 = 62;
 
+/// Fewer places are better read in the table.
+const LEAST_PLACES: usize = 3;
+
 /// Lines whose ranges can be told apart.
 const FEW: usize = 3;
-
-/// Pixels between labels at the ends of lines.
-const APART: i32 = 15;
 
 /// All loads of all states against T.
 pub(super) fn loads(report: &BenchReport) -> io::Result<String> {
@@ -89,6 +89,7 @@ pub(super) fn survey(stage: &StageBench) -> io::Result<String> {
         let (name, way) = (words::stage(stage.stage), text::escape(way));
         let title = format!("{name}, {way}{only}: rate by {}", across.by());
         out.push_str(&format!("<h4>{}</h4>\n", super::markup::escaped(&title)));
+        out.push_str(&names(&series));
         out.push_str(&chart(&title, across, &series, most, stage.best())?);
     }
     Ok(out)
@@ -100,7 +101,8 @@ fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     all.filter(|way| seen.insert(*way)).collect()
 }
 
-/// The lines of trials of one way: by block size where that was tried, else by how many at once.
+/// The lines of trials of one way: by block size where several were tried, else by how many at once; `None` where a table says it as
+/// well.
 fn series<'a>(trials: &[&'a Trial]) -> Option<(Across, Vec<Series<'a>>)> {
     let blocks: BTreeSet<u64> =
         trials.iter().map(|trial| trial.setting.block_bytes).filter(|bytes| *bytes > 0).collect();
@@ -112,7 +114,7 @@ fn series<'a>(trials: &[&'a Trial]) -> Option<(Across, Vec<Series<'a>>)> {
         points.sort_by_key(|point| point.0);
         Series { said, points }
     };
-    if blocks.len() > 1 {
+    if blocks.len() >= LEAST_PLACES {
         let lines = numbers.iter().map(|&number| {
             line(format!("{number} at once"), Across::Blocks, &|trial| {
                 trial.setting.at_once == number && trial.setting.block_bytes > 0
@@ -120,8 +122,15 @@ fn series<'a>(trials: &[&'a Trial]) -> Option<(Across, Vec<Series<'a>>)> {
         });
         return Some((Across::Blocks, lines.collect()));
     }
-    let all = line(String::new(), Across::AtOnce, &|trial| trial.setting.at_once > 0);
-    (numbers.len() > 1).then(|| (Across::AtOnce, vec![all]))
+    if numbers.len() < LEAST_PLACES {
+        return None;
+    }
+    let all: BTreeSet<u64> = trials.iter().map(|trial| trial.setting.block_bytes).collect();
+    let lines = all.into_iter().map(|bytes| {
+        let said = if bytes > 0 { text::binary(bytes) } else { String::new() };
+        line(said, Across::AtOnce, &|trial| trial.setting.block_bytes == bytes && trial.setting.at_once > 0)
+    });
+    Some((Across::AtOnce, lines.collect()))
 }
 
 impl Across {
@@ -159,16 +168,12 @@ fn chart(title: &str, across: Across, series: &[Series<'_>], most: f64, best: Op
     let axes = |wide: bool, _| Axes {
         x: first - 0.15..last + 0.15,
         y: 0.0..most,
-        x_ticks: spaced(&places, across, if wide { 10 } else { 4 }),
+        x_ticks: spaced(&places, across, if wide { 10 } else { 3 }),
         y_ticks: ticks(most, 4).into_iter().map(|tick| (tick, rate_of_tick(tick))).collect(),
-        around: if wide {
-            [84, 10, if series.len() > 1 { 96 } else { 24 }]
-        } else {
-            [70, 10, if series.len() > 1 { 78 } else { 18 }]
-        },
+        around: if wide { [84, 10, 30] } else { [70, 10, 30] },
         height: if wide { 240 } else { 230 },
     };
-    canvas::both(title, axes, |canvas| paint_survey(canvas, series, last + 0.15, best))
+    canvas::both(title, axes, |canvas| paint_survey(canvas, series, best))
 }
 
 /// The places that get a label: those of whole doublings first, others where there is room; about `most` have it.
@@ -186,12 +191,13 @@ fn spaced(places: &BTreeSet<u64>, across: Across, most: u32) -> Vec<(f64, String
     ticks
 }
 
-fn paint_survey(
-    canvas: &Canvas<'_, '_>,
-    series: &[Series<'_>],
-    right: f64,
-    best: Option<&Trial>,
-) -> Result<(), Trouble> {
+/// The names of several lines, beside the chart and not in it: lines may end anywhere.
+fn names(series: &[Series<'_>]) -> String {
+    let entry = |(at, line): (usize, &Series<'_>)| (Mark::Block, Ink::step(at, series.len()), line.said.clone());
+    if series.len() > 1 { legend(&series.iter().enumerate().map(entry).collect::<Vec<_>>()) } else { String::new() }
+}
+
+fn paint_survey(canvas: &Canvas<'_, '_>, series: &[Series<'_>], best: Option<&Trial>) -> Result<(), Trouble> {
     for (at, line) in series.iter().enumerate() {
         let ink = if series.len() > 1 { Ink::step(at, series.len()) } else { Ink::Read };
         paint_line(canvas, line, ink, series.len() <= FEW)?;
@@ -200,25 +206,7 @@ fn paint_survey(
             canvas.ring(doublings(*place), rates.median, 9, Ink::Limit)?;
         }
     }
-    if series.len() > 1 { paint_names(canvas, series, canvas.pixel(right, 0.0).0 + 8) } else { Ok(()) }
-}
-
-/// The names of lines: of those that reach the last place at the pixel `right`, of others at their own ends.
-fn paint_names(canvas: &Canvas<'_, '_>, series: &[Series<'_>], right: i32) -> Result<(), Trouble> {
-    let last = series.iter().filter_map(|line| Some(line.points.last()?.0)).max();
-    let mut there = Vec::new();
-    // Of lines that end together the last is named first.
-    for line in series.iter().rev() {
-        let Some((place, rates)) = line.points.last().and_then(|(place, trial)| Some((*place, trial.rates()?))) else {
-            continue;
-        };
-        let (x, y) = canvas.pixel(doublings(place), rates.median);
-        match Some(place) == last {
-            true => there.push((y, line.said.as_str())),
-            false => canvas.label(x + 8, y + 12, Side::Right, &line.said, Ink::Muted)?,
-        }
-    }
-    apart(there).into_iter().try_for_each(|(y, said)| canvas.label(right, y, Side::Right, said, Ink::Muted))
+    Ok(())
 }
 
 /// A line through the medians, with lines from the least to the most where they can be told apart.
@@ -230,19 +218,6 @@ fn paint_line(canvas: &Canvas<'_, '_>, line: &Series<'_>, ink: Ink, ranges: bool
     }
     canvas.path(points.iter().map(|(x, rates)| (*x, rates.median)).collect(), ink, 2)?;
     points.iter().try_for_each(|(x, rates)| canvas.dot(*x, rates.median, 3, ink))
-}
-
-/// Labels moved so far that none covers another, from the top down.
-fn apart(mut labels: Vec<(i32, &str)>) -> Vec<(i32, &str)> {
-    labels.sort_by_key(|label| label.0);
-    let lowest = labels.last().map_or(0, |label| label.0);
-    for at in 1..labels.len() {
-        labels[at].0 = labels[at].0.max(labels[at - 1].0 + APART);
-    }
-    // Half of what the last one was moved by is taken back from all, so that labels are as far above as below.
-    let moved = labels.last().map_or(0, |label| label.0 - lowest) / 2;
-    labels.iter_mut().for_each(|label| label.0 -= moved);
-    labels
 }
 
 #[cfg(test)]
@@ -263,6 +238,10 @@ mod tests {
         let drawn = survey(&stages[0]).unwrap();
         assert_eq!(drawn.matches("<svg ").count(), 4, "two ways, two widths each");
         assert_eq!(survey(&stages[2]).unwrap(), "");
+        assert!(series(&touch[..2]).is_none(), "two points are a table");
+        let quick: Vec<&Trial> = trials.iter().copied().filter(|it| it.setting.block_bytes >= 8 << 20).collect();
+        let (across, lines) = series(&quick).unwrap();
+        assert!(across == Across::AtOnce && lines.len() == 2 && lines.iter().all(|line| line.points.len() == 3));
     }
 
     #[test]
@@ -272,12 +251,5 @@ mod tests {
         assert_eq!(said(10), ["1 MiB", "2 MiB", "4 MiB", "16 MiB", "3 MiB"]);
         assert_eq!(said(3), ["1 MiB", "4 MiB", "16 MiB"]);
         assert_eq!(spaced(&BTreeSet::from([5]), Across::AtOnce, 4).len(), 1);
-    }
-
-    #[test]
-    fn labels_do_not_cover_each_other() {
-        let moved = apart(vec![(100, "c"), (98, "b"), (10, "a")]);
-        let heights: Vec<i32> = moved.iter().map(|label| label.0).collect();
-        assert!(heights.windows(2).all(|pair| pair[1] - pair[0] >= APART), "{heights:?}");
     }
 }

@@ -53,6 +53,7 @@ fn header(report: &BenchReport) -> String {
         format!("<header>\n<p class=\"eyebrow\">vramp bench</p>\n<h1>{}</h1>\n", escaped(&words::name(report)));
     let about = [words::subject(report), format!("to {}", words::device(report)), words::date(report.unix_seconds)];
     out.push_str(&paragraph("lead", &about.join(" · ")));
+    out.push_str(&paragraph("lead", &words::machine(report).join(" · ")));
     out.extend(words::part(report).map(|part| paragraph("lead", &part)));
     out.push_str(&warnings(&report.warnings));
     out.push_str("</header>\n");
@@ -75,17 +76,27 @@ fn tiles(report: &BenchReport) -> String {
         out.push_str(&tile(state, &advice));
     }
     out.push_str("</div>\n");
+    if !report.states.is_empty() {
+        out.push_str(&paragraph("hint", WHAT_T_IS));
+    }
     out
 }
 
+/// What T is, beside the first numbers that are compared with it.
+const WHAT_T_IS: &str = "T is a prediction: opening and planning, and then the bytes by the rate of the slowest stage, measured alone in turn \
+     with the loads. Less than 1 times T is a load that met a faster moment of the machine than its stages did.";
+
 fn tile(state: &State, advice: &str) -> String {
     let (name, prediction) = (words::state(state.state), &state.prediction);
-    let reached = text::percent(state.verdict.reached);
     let took = state.seconds().map_or("none".to_owned(), |it| words::spread(it, text::seconds));
     let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
+    let rate = words::load_rate(state).map_or(String::new(), |rate| format!(" at {}", text::rate(rate)));
     let facts = [
-        ("predicted T", text::seconds(prediction.seconds)),
-        ("loads took", format!("{took}, median of {}", state.loads.len())),
+        (
+            "predicted",
+            format!("T = {}: the median took {}", text::seconds(prediction.seconds), words::times_predicted(state)),
+        ),
+        ("loads", format!("{took}, median of {}", state.loads.len())),
         ("limit", limit),
         ("set-up", plain::setup(state)),
     ];
@@ -94,8 +105,10 @@ fn tile(state: &State, advice: &str) -> String {
     let doubtful = !state.proof.proven || state.verdict.reached > advice::FASTER;
     let big = if doubtful { "big doubtful" } else { "big" };
     format!(
-        "<section class=\"tile\"><h2>{}</h2><p class=\"{big}\">{reached} <small>of T reached</small></p>\n<dl>{facts}</dl>\n{}{}</section>\n",
+        "<section class=\"tile\"><h2>{}</h2><p class=\"{big}\">{} <small>{}</small></p>\n<dl>{facts}</dl>\n{}{}</section>\n",
         capitalised(name),
+        escaped(&text::seconds(state.verdict.seconds)),
+        escaped(rate.trim_start()),
         badge(state),
         paragraph("advice", &format!("{}.", capitalised(advice))),
     )
@@ -127,7 +140,7 @@ fn compared(report: &BenchReport) -> io::Result<String> {
                 (round + 1).to_string(),
                 text::seconds(load.seconds),
                 text::rate(text::as_f64(load.report.bytes) / load.seconds.max(f64::MIN_POSITIVE)),
-                text::percent(state.prediction.seconds / load.seconds.max(f64::MIN_POSITIVE)),
+                words::factor(load.seconds / state.prediction.seconds.max(f64::MIN_POSITIVE)),
                 text::seconds(load.setup_seconds),
                 share(&state.proof.before, round),
                 share(&state.proof.after, round),
@@ -135,7 +148,7 @@ fn compared(report: &BenchReport) -> io::Result<String> {
         }
     }
     let headings =
-        ["state", "#load", "#seconds", "#rate", "#of T", "#set-up, apart", "#cached before", "#cached after"];
+        ["state", "#load", "#seconds", "#rate", "#times T", "#set-up, apart", "#cached before", "#cached after"];
     let loads = table("Every load, in the order of time", headings, &rows);
     Ok(format!(
         "<h2>Cold against warm</h2>\n<section class=\"card\">{}{}</section>\n",
@@ -180,15 +193,14 @@ fn ceilings(state: &State) -> String {
             words::stage(ceiling.stage).to_owned(),
             words::rate(ceiling.bytes_per_second),
             within.map_or("-".to_owned(), text::rate),
-            within.map_or("-".to_owned(), |it| text::percent(it / ceiling.bytes_per_second.max(f64::MIN_POSITIVE))),
             text::seconds(ceiling.seconds),
             words::samples(&ceiling.samples).unwrap_or_default(),
             words::setting(&ceiling.setting),
         ]
     };
-    let rows: Vec<[String; 7]> = state.ceilings.iter().map(row).collect();
+    let rows: Vec<[String; 6]> = state.ceilings.iter().map(row).collect();
     let headings =
-        ["stage", "#limit", "#in the load", "#of it", "#seconds", "measured beside the loads", "best setting"];
+        ["stage", "#alone", "#in the load", "#takes", "measured alone, in turn with the loads", "best setting"];
     table("The stages of such a load, which work side by side", headings, &rows)
 }
 
@@ -269,7 +281,11 @@ fn survey(stage: &StageBench) -> io::Result<String> {
     let hint =
         "The ring marks the best. Lines join medians; where there are few, thin ones reach from the least to the most.";
     let hint = if charts.is_empty() { String::new() } else { paragraph("hint", hint) };
-    let all = if rows.len() > 4 { folded(&format!("All {} settings as a table", rows.len()), &all) } else { all };
+    let all = if rows.len() > 4 && !charts.is_empty() {
+        folded(&format!("All {} settings as a table", rows.len()), &all)
+    } else {
+        all
+    };
     Ok(best.unwrap_or_default() + &charts + &hint + &all)
 }
 
@@ -302,7 +318,7 @@ fn environment(report: &BenchReport) -> String {
 
 fn footer(report: &BenchReport) -> String {
     let said = format!(
-        "T = opening and planning + S / B, with the B of the slowest stage: no load can be faster. GB is 10^9 bytes, GiB is 2^30 \
+        "GB is 10^9 bytes, GiB is 2^30 \
          bytes. Made by vramp {}; this file fetches nothing and runs nothing.",
         report.vramp
     );
