@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use vramp::convert::{Float, Scales, convert, transpose};
+use vramp::convert::{Float, Scales, Values, convert, transpose};
 use vramp::digest::checksum;
 
 const ELEMENTS: usize = 16 << 20;
@@ -45,9 +45,15 @@ fn converting(criterion: &mut Criterion) {
     group.sample_size(20);
     let mut case = |from: Float, to: Float, what: &str, scales: Option<Scales<'_>>| {
         let name = format!("{} to {}{what}", from.name(), to.name());
-        beside_a_copy(&mut group, &name, &weights(from), ELEMENTS * to.bytes() as usize, |source, target| {
-            convert(source, from, target, to, scales).unwrap();
-        });
+        beside_a_copy(
+            &mut group,
+            &name,
+            &weights(from),
+            ELEMENTS * (from.numbers() * to.bytes()) as usize,
+            |source, target| {
+                convert(source, from, target, to, scales).unwrap();
+            },
+        );
     };
     for from in [Float::F64, Float::F32, Float::F16, Float::BF16, Float::F8E4M3, Float::F8E5M2] {
         for to in [Float::F32, Float::F16, Float::BF16] {
@@ -69,6 +75,14 @@ fn converting(criterion: &mut Criterion) {
         let scales = Scales { values: (&values).into(), first: 0, columns, block_rows, block_columns };
         case(Float::F8E4M3, Float::BF16, what, Some(scales));
     }
+    // Scales of one byte: MXFP8, MXFP4, and NVFP4 with its two levels. An element of pairs is a byte.
+    let codes = |block: u64| vec![120u8; (rows * columns / block) as usize];
+    let meaning: Vec<f64> = (0..256).map(|code| f64::from(code) * 0.37).collect();
+    let coded = |values, block_columns| Some(Scales { values, first: 0, columns, block_rows: 1, block_columns });
+    let (eights, sixteens, thirties) = (codes(8), codes(16), codes(32));
+    case(Float::F8E4M3, Float::BF16, ", 1x32 exponents", coded(Values::Exponents(&thirties), 32));
+    case(Float::E2M1x2, Float::BF16, ", 1x32 exponents", coded(Values::Exponents(&sixteens), 16));
+    case(Float::E2M1x2, Float::BF16, ", 1x16 scales on two levels", coded(Values::Coded(&eights, &meaning), 8));
 }
 
 fn others(criterion: &mut Criterion) {
