@@ -191,8 +191,10 @@ proptest! {
             let expected = view.expected(&storages[view.storage], width, container == Container::BigEndian);
             prop_assert_eq!(tensor.bytes().unwrap(), &expected[..]);
         }
-        let none_direct = loaded.report.fallbacks.iter().all(|fallback| fallback.what != "mmap");
-        prop_assert!(none_direct, "{:?}", loaded.report.fallbacks);
+        // A mapping fails for no file; tensors that are made have none.
+        let made = |why: &str| why.contains("do not lie in their file as they are loaded");
+        let mapped = loaded.report.fallbacks.iter().all(|fallback| fallback.what != "mmap" || made(&fallback.why));
+        prop_assert!(mapped, "{:?}", loaded.report.fallbacks);
     }
 
     /// One byte changed anywhere: an error or the right tensors with other bytes, never a panic.
