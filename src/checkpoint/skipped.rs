@@ -143,9 +143,16 @@ pub(super) const WHOLE_MODEL: &str = "a whole model, torch.save(model)";
 
 fn words(kinds: &BTreeMap<&str, (u64, Listed)>) -> String {
     let group = |(word, (tensors, names)): (&&str, &(u64, Listed))| {
-        format!("{} ({names})", counted(usize::try_from(*tensors).unwrap_or(usize::MAX), word))
+        format!("{tensors} {} ({names})", if *tensors == 1 { (*word).to_owned() } else { plural(word) })
     };
     kinds.iter().map(group).collect::<Vec<_>>().join("; ")
+}
+
+/// Several of what a word means: "tensors of …".
+fn plural(word: &str) -> String {
+    let ends = [" of ", " in ", " that "].iter().filter_map(|part| word.find(part)).min();
+    let (one, rest) = word.split_at(ends.unwrap_or(word.len()));
+    format!("{one}s{rest}")
 }
 
 /// What to do about each kind, and about all of them.

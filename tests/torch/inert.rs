@@ -163,6 +163,17 @@ fn a_storage_that_is_not_used_may_be_missing_and_one_that_is_names_its_tensors()
     let lost = |p: Pickle| unknown(p).raw(b"}").text("t").tensor(&floats("7", &[3], &[1])).raw(b"sb");
     let checkpoint = with(&beside(lost), None, true).unwrap();
     assert_eq!((names(&checkpoint), checkpoint.tensors_left_out()), (vec!["w"], 1));
+    // In an old file it stands before others, and says where these begin.
+    let object = Pickle::new().raw(b"}(").text("x");
+    let object = unknown(object).raw(b"}").text("t").tensor(&floats("0", &[3], &[1])).raw(b"sb");
+    let object = object.text("state_dict").raw(b"}").text("w").tensor(&floats("1", &[4], &[1])).raw(b"su").stop();
+    let old = legacy(&legacy_object(&object), &[("0", 3, &[0; 12]), ("1", 4, &data(4))]);
+    let (_dir, path) = written(&old);
+    for (key, skip_unknown, name) in [(Some("state_dict"), false, "w"), (None, true, "state_dict.w")] {
+        let open = OpenOptions { key: key.map(str::to_owned), skip_unknown, ..OpenOptions::default() };
+        let loaded = load(&path, &Options { open, ..Options::default() }).unwrap();
+        assert_eq!(loaded.tensor(name).unwrap().bytes().unwrap(), data(4));
+    }
     let turned = TensorOver { shape: &[2, 2], stride: &[1, 2], ..one() };
     let dict = state_dict(&[("a", one()), ("b", turned), ("c", floats("1", &[3], &[1]))]);
     for file in [archive(&dict, &[("1", &data(3))]), legacy(&legacy_object(&dict), &[("1", 3, &data(3))])] {

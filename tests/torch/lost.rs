@@ -271,6 +271,14 @@ fn a_hint_that_loses_weights_is_not_given() {
     let (_dir, path) = written(&file_of(|p| tensor(object(p)).raw(b"sb")));
     let said = Checkpoint::open(&path).unwrap_err().to_string();
     assert!(said.contains("would lose 1 tensor: \"x\"") && !said.contains("--skip-unknown"), "{said}");
+    let (_dir, path) = written(&file_of(|p| of_class(p, "my.tensors", "Packed")));
+    let said = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(said.contains("would lose 1 tensor: \"x\"") && said.contains("my.tensors.Packed"), "{said}");
+    let nested = tensor(Pickle::new().raw(b"}(").text("good").raw(b"}").text("t")).raw(b"s").text("bad");
+    let nested = tensor(object(nested)).raw(b"sbu").stop();
+    let (_dir, path) = written(&archive(&nested, &[("0", &data(4))]));
+    let said = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(said.contains("choose the key \"good\"") && said.contains("would lose 1 tensor: \"bad\""), "{said}");
     let (_dir, path) = written(&file_of(|p| object(p).raw(b"K\x01sb")));
     let said = Checkpoint::open(&path).unwrap_err().to_string();
     assert!(said.contains("--skip-unknown"), "{said}");

@@ -56,7 +56,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("torch.distributed.checkpoint._extension", &[]),
     ("_codecs", &["encode"]),
     ("builtins", &["set", "frozenset", "complex", "bytearray", "bytes", "slice", "range", "list", "tuple", "dict", "int",
-        "float", "str", "bool", "object", "xrange"]),
+        "float", "str", "bool", "object", "xrange", "long"]),
     ("copyreg", &["_reconstructor"]),
     ("numpy", &["ndarray", "dtype", "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32",
         "uint16", "uint8", "bool_", "bool", "longlong", "ulonglong", "intc", "uintc"]),

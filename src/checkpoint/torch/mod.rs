@@ -180,7 +180,7 @@ impl Reader<'_> {
         }
         self.demand_of(&pickled, pickled.ran.result, &self.of_the_whole(&pickled, key))?;
         let file_bytes = window.len;
-        self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, |objects| {
+        self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, false, |objects| {
             let (mut by_key, mut findings) = (HashMap::new(), Vec::new());
             for (key, (declared, users)) in objects.storages_by_key() {
                 match archive.locate(declared, &users) {
@@ -212,7 +212,7 @@ impl Reader<'_> {
         };
         let mut failed = None;
         // Whatever `sys_info` says of the machine: PyTorch writes these storages little-endian on every one.
-        let part = self.tensors(pickled, Assembly::new(number, window.len), key, |objects| {
+        let part = self.tensors(pickled, Assembly::new(number, window.len), key, true, |objects| {
             let by_key: HashMap<&str, &Declared> =
                 objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
             let places = match legacy::locate(window, stack.end, keys, |key| by_key.get(key).copied()) {
@@ -240,12 +240,14 @@ impl Reader<'_> {
         failed.map_or(part, |error| Err(self.io(error)))
     }
 
-    /// The tensors that a pickle's object holds, `locate` saying where each storage lies.
+    /// The tensors that a pickle's object holds, `locate` saying where each storage lies: those that are used, or all, where the place
+    /// of one takes the sizes of others.
     fn tensors(
         &self,
         pickled: &Pickled,
         mut assembly: Assembly,
         key: Option<&str>,
+        needs_all: bool,
         locate: impl FnOnce(&mut Objects) -> HashMap<Id, Storage>,
     ) -> Result<Part> {
         let Some(root) = pickled.ran.result else {
@@ -263,7 +265,7 @@ impl Reader<'_> {
         if let Some(used) = &used {
             self.demand_of(pickled, Some(root), &used.findings(pickled))?;
         }
-        objects.declare(|id| used.as_ref().is_none_or(|used| used.reaches(id)));
+        objects.declare(|id| needs_all || used.as_ref().is_none_or(|used| used.reaches(id)));
         objects.gather(root);
         let places = if objects.findings.is_empty() { locate(&mut objects) } else { HashMap::new() };
         self.demand(&objects.findings)?;

@@ -43,10 +43,10 @@ impl Reader<'_> {
     }
 
     pub(super) fn refused(&self, findings: &[Finding]) -> Error {
-        self.refused_with(findings, &[])
+        self.refused_with(findings, &Unread::default())
     }
 
-    fn refused_with(&self, findings: &[Finding], inside: &[Aside]) -> Error {
+    fn refused_with(&self, findings: &[Finding], inside: &Unread) -> Error {
         let is_unknown = |finding: &&Finding| finding.rule == "global-not-allowed";
         let unknown = findings.iter().filter(is_unknown).count();
         let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
@@ -56,9 +56,9 @@ impl Reader<'_> {
             (false, false) => String::new(),
         };
         let fault = if unknown > MOST_SINGLE {
-            let others = findings.iter().filter(|finding| !is_unknown(finding)).map(Finding::to_string);
+            let others = counted_kinds(findings.iter().filter(|finding| !is_unknown(finding)));
             let next_step = advice.trim_start_matches("; ").to_owned();
-            let list = std::iter::once(next_step).chain(others).chain(by_package(findings.iter().filter(is_unknown)));
+            let list = std::iter::once(next_step).chain(by_package(findings.iter().filter(is_unknown))).chain(others);
             Fault::Refused { list: list.collect(), advice: String::new() }
         } else {
             Fault::Refused { list: findings.iter().map(Finding::to_string).collect(), advice }
@@ -67,7 +67,7 @@ impl Reader<'_> {
     }
 
     /// What to do about unknown names, by what their objects hold.
-    fn next_step(&self, inside: &[Aside]) -> String {
+    fn next_step(&self, Unread { inside, keys }: &Unread) -> String {
         let tensors = |all: &mut dyn Iterator<Item = &Aside>| {
             let sum = all.fold(0u64, |sum, aside| sum.saturating_add(aside.tensors));
             counted(usize::try_from(sum).unwrap_or(usize::MAX), "tensor")
@@ -95,20 +95,58 @@ impl Reader<'_> {
         }
         let names: Listed = inside.iter().map(|aside| format!("{} ({})", quoted(&aside.name), aside.why)).collect();
         let count = tensors(&mut inside.iter());
-        format!("{save}; passing over unknown objects would lose {count}: {names}")
+        let keys: Listed = keys.iter().map(|key| quoted(key)).collect();
+        let other = match keys.len() {
+            0 => String::new(),
+            1 => format!(", or choose the key {keys}, which holds none of them"),
+            _ => format!(", or choose one of the keys that hold none of them: {keys}"),
+        };
+        format!("{save}{other}; passing over unknown objects would lose {count}: {names}")
     }
 }
 
-/// What an object holds in unknown objects: those with tensors in them.
-fn unread(pickled: &Pickled, root: Id) -> Vec<Aside> {
+/// What of an object a load would leave out that passes over unknown objects.
+#[derive(Default)]
+struct Unread {
+    /// Those with tensors in them.
+    inside: Vec<Aside>,
+    /// Keys that lead to tensors and to none of these.
+    keys: Vec<String>,
+}
+
+fn unread(pickled: &Pickled, root: Id) -> Unread {
     let mut objects = Objects::new(&pickled.ran.arena);
     let used = Used::of(&objects, root, true);
     if !used.is_whole() {
-        return Vec::new();
+        return Unread::default();
     }
     objects.declare(|id| used.reaches(id));
     objects.gather(root);
-    objects.aside.into_iter().filter(|aside| aside.tensors > 0 && aside.is_unknown()).collect()
+    let mut keys = objects.top_keys(root);
+    let is_below =
+        |name: &str, key: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.') || rest.is_empty());
+    keys.retain(|key| {
+        objects.tensors.iter().any(|found| is_below(&found.name, key))
+            && !objects.aside.iter().any(|aside| is_below(&aside.name, key) && aside.tensors > 0)
+    });
+    let inside = objects.aside.into_iter().filter(|aside| aside.tensors > 0).collect();
+    Unread { inside, keys }
+}
+
+/// Other findings, each kind once.
+fn counted_kinds<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
+    let mut kinds: Vec<(&Finding, usize)> = Vec::new();
+    for finding in findings {
+        match kinds.iter_mut().find(|(first, _)| (first.rule, &first.what) == (finding.rule, &finding.what)) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((finding, 1)),
+        }
+    }
+    let line = |(first, count): (&Finding, usize)| match count {
+        1 => first.to_string(),
+        _ => format!("{first}, and {} more of the same", count - 1),
+    };
+    kinds.into_iter().map(line).collect()
 }
 
 /// Unknown names, a line for each package.
