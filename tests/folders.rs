@@ -235,14 +235,16 @@ fn a_part_of_a_distributed_checkpoint_names_its_folder() {
     let at = text(dir.path()).to_owned() + "/fsdp";
     let missing = vramp(&["load", &part, "--json"]).error();
     let message = missing["message"].as_str().unwrap();
-    assert!(message.contains(".metadata is not beside it") && message.contains(&at), "{message}");
+    assert!(message.contains("without the .metadata beside it") && message.contains(&at), "{message}");
     let whole = said(Path::new(&at));
     assert!(whole.contains("__0_0.distcp") && whole.contains(".metadata"), "{whole}");
     let description = write(dir.path(), "fsdp/.metadata", b"\x80\x02}.");
-    for (path, word) in [(&part, "only its .metadata can put together"), (&description, "not its weights")] {
+    for (path, word) in
+        [(&part, ".metadata beside it says what is in it"), (&description, "which holds no tensors itself")]
+    {
         let said = vramp(&["inspect", path]);
         assert_eq!(said.code, Some(3), "{}", said.err);
-        assert!(said.err.contains(word) && said.err.contains(&format!("open its folder, {at}")), "{}", said.err);
+        assert!(said.err.contains(word) && said.err.contains(&format!("open the folder {at}")), "{}", said.err);
     }
 }
 

@@ -72,7 +72,7 @@ impl Checkpoint {
         let mut checkpoint = match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => open_folder(path, options),
             Ok(_) if is_index(path) => open_index(path, None, options),
-            Ok(_) => refuse_part(path).and_then(|()| open_file(path, options)),
+            Ok(_) => open_file(path, options),
             Err(e) if e.kind() == io::ErrorKind::NotFound && shard::dangling(path).is_none() => {
                 open_name(path, options)
             }
@@ -83,27 +83,6 @@ impl Checkpoint {
         checkpoint.warnings.extend(emptiness);
         Ok(checkpoint)
     }
-}
-
-/// Refuses a file that is a part of a folder's checkpoint and means nothing by itself.
-fn refuse_part(path: &Path) -> Result<()> {
-    let is_part = path.extension().is_some_and(|end| end == PART);
-    let is_description = path.file_name().is_some_and(|name| name == torch::dcp::METADATA);
-    if !is_part && !is_description {
-        return Ok(());
-    }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let what = match (is_part, folder.join(torch::dcp::METADATA).exists()) {
-        (true, true) => "one part of a distributed checkpoint of PyTorch, which only its .metadata can put together",
-        (true, false) => {
-            "one part of a distributed checkpoint of PyTorch, whose .metadata is not beside it; only that can put the \
-             parts together: fetch it too, and"
-        }
-        (false, _) => "the description of a distributed checkpoint of PyTorch, not its weights",
-    };
-    let then = if what.ends_with("and") { " " } else { ": " };
-    let what = format!("{what}{then}open its folder, {}", folder.display());
-    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
 }
 
 fn is_index(path: &Path) -> bool {
@@ -352,19 +331,9 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
 fn foreign(path: &Path, listing: &Listing) -> Option<String> {
     let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).chain(&[".sft"]).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
-    let is_part = |name: &&String| Path::new(name).extension().is_some_and(|end| end == PART);
     let below = folders_hint(path, listing);
-    let what = match listing.files.iter().find(is_part) {
-        Some(part) => format!(
-            "{} is one part of a distributed checkpoint of PyTorch, and the .metadata that puts the parts together is not \
-             here: fetch it too",
-            quoted(part)
-        ),
-        None => {
-            let then = if below.is_some() { "" } else { ": name the file that you want" };
-            format!("nothing here is the model's by its name, there is only {found}{then}")
-        }
-    };
+    let then = if below.is_some() { "" } else { ": name the file that you want" };
+    let what = format!("nothing here is the model's by its name, there is only {found}{then}");
     (!found.is_empty()).then(|| below.map_or(what.clone(), |below| format!("{what}; {below}")))
 }
 
