@@ -71,7 +71,7 @@ impl<'a> Loadable<'a> {
         for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
             let ranges = ranges_of(index, plan);
             let made = shard.made.is_some() && !ranges.is_empty();
-            let ranges = if made { vec![0..shard.identity.len] } else { ranges };
+            let ranges = if made { std::iter::once(0..shard.identity.len).collect() } else { ranges };
             stretches.extend(ranges.into_iter().map(|range| Stretch { path: shard.path.clone(), range }));
         }
         merged(stretches) // several shards may be made of one file

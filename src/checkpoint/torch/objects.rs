@@ -806,7 +806,7 @@ impl<'a> Objects<'a> {
 
 impl Members {
     /// The items that are texts.
-    pub(super) fn texts<'a>(self, arena: &'a Arena) -> impl Iterator<Item = &'a str> {
+    pub(super) fn texts(self, arena: &Arena) -> impl Iterator<Item = &str> {
         self.items.into_iter().filter_map(|item| arena.as_text(item))
     }
 
