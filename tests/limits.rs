@@ -93,7 +93,8 @@ fn what_was_not_measured_gives_no_estimate_and_says_so() {
 fn limits_of_another_place_are_not_used_and_the_difference_is_named() {
     let here = LimitPlace::here(&CpuDevice::new(), "ext4", "259:1");
     assert!(limits(here.clone(), RATES).for_place(&here).is_ok());
-    let cases: [(fn(&mut LimitPlace), &str); 7] = [
+    type Change = fn(&mut LimitPlace);
+    let cases: [(Change, &str); 7] = [
         (|place| place.kernel = "5.4".into(), "the kernel was 5.4, now it is"),
         (|place| place.cores = 999, "the number of cores was 999, now it is"),
         (|place| place.device = "cuda:0".into(), "the device was cuda:0, now it is cpu"),

@@ -570,8 +570,11 @@ mod tests {
         })
     }
 
+    /// What each read gave, and the notes.
+    type Reads = (Vec<Result<(), String>>, Vec<crate::source::Fallback>);
+
     /// Twelve direct reads through such a ring: for each the bytes, or the error.
-    fn read_all(enter: Box<Enter>) -> Option<(Vec<Result<(), String>>, Vec<crate::source::Fallback>)> {
+    fn read_all(enter: Box<Enter>) -> Option<Reads> {
         const BLOCK: usize = 4096;
         let bytes = Random::new(3).bytes(12 * BLOCK);
         // On the disk that the target folder is on: the usual temporary folder may be memory, which has no direct reads.
