@@ -42,6 +42,11 @@ pub(crate) fn is_stand_in(beginning: &[u8]) -> bool {
     lfs_pointer(beginning).or_else(|| zeros(beginning)).or_else(|| text(beginning)).is_some()
 }
 
+/// Whether it is text of any kind, but no pointer to another file and nothing else that is known.
+pub(crate) fn is_text(beginning: &[u8]) -> bool {
+    lfs_pointer(beginning).or_else(|| magic(beginning)).is_none() && text(beginning).is_some()
+}
+
 fn zeros(beginning: &[u8]) -> Option<Fault> {
     let zero = !beginning.is_empty() && beginning.iter().all(|&byte| byte == 0);
     zero.then(|| foreign("zero bytes only (space that was set aside but never written)", AGAIN))
