@@ -140,7 +140,7 @@ impl Audit {
     }
 
     pub(super) fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
-        self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
+        self.add(Finding::notice("legacy-tar", "a tar archive, which PyTorch wrote before 0.1.10; it is not loaded"));
         let listing = tar::members(bytes)?;
         for what in listing.odd {
             self.add(Finding::suspicious("tar-member", what));
