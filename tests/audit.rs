@@ -10,6 +10,7 @@ use serde_json::Value;
 use vramp::checkpoint::Severity;
 use vramp::checkpoint::torch::audit::{Audit, Verdict, audit, audit_bytes};
 use vramp::testing::torch::{Member, Pickle, archive, members, zip};
+use vramp::testing::watched;
 
 use super::cli::{Said, vramp};
 
@@ -85,10 +86,84 @@ fn a_tar_that_runs_as_a_pickle_is_told_so() {
 fn text_is_no_pickle_for_its_first_letter() {
     let audit = audit_bytes(b"click\nnumpy\ntorch\n").unwrap();
     assert_eq!(audit.format, "unknown");
-    assert!(names(&audit, "lick", "numpy"));
+    assert!(names(&audit, "lick", "numpy") && audit.verdict == Verdict::Notice, "{:?}", audit.findings);
     assert_eq!(audit_bytes(b"cos\nsystem\n").unwrap().format, "pickle");
     let source = audit_bytes(b"import sys\nsys.modules.pop(x)\n").unwrap();
-    assert_eq!((source.format, source.verdict), ("unknown", Verdict::Malformed), "{:?}", source.findings);
+    assert_eq!((source.format, source.verdict), ("unknown", Verdict::Notice), "{:?}", source.findings);
+}
+
+/// `G` takes eight bytes for a number, `C` as many as the next letter says, and a full stop ends a pickle.
+const BY_CHANCE: &[&[u8]] = &[
+    b"GIT v1.5.2.1 Release Notes\n==========\nFixes since v1.5.2\n",
+    b"Copyright (c) 2008-2025 The AsmJit Authors\n\nThis software is provided 'as-is', without any express or implied warranty. \
+      In no event will the authors be held liable.\n",
+    b"I18\n.\nmore\n",
+    b"N. Wirth\n",
+    b"(]. R.\n",
+    b"copyright (c) by us\nall rights reserved\n.\nmore\n",
+];
+
+#[test]
+fn text_that_runs_as_a_pickle_by_chance_and_names_nothing_is_a_notice_at_most() {
+    let folder = tempfile::tempdir().unwrap();
+    for (at, text) in BY_CHANCE.iter().enumerate() {
+        let put = |name: String| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            audit(path).unwrap()
+        };
+        for name in [format!("LICENSE{at}"), format!("notes{at}.txt")] {
+            let audit = put(name);
+            assert_eq!((audit.format, audit.verdict), ("unknown", Verdict::Notice), "{text:?}: {:?}", audit.findings);
+        }
+        // What should be weights is not.
+        let audit = put(format!("model{at}.bin"));
+        assert_eq!(audit.verdict, Verdict::Malformed, "{text:?}: {:?}", audit.findings);
+    }
+    let said = vramp(&["audit", folder.path().join("LICENSE0").to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{}", said.out);
+}
+
+#[test]
+fn text_hides_no_pickle_that_names_something() {
+    for text in BY_CHANCE {
+        for evil in [EVIL, b"\x80\x02cmodels\nrun\n)R.", b"cmodels\nrun\n)R."] {
+            // Right behind the full stop that ends it: who reads two pickles reads that one.
+            let stop = text.iter().position(|byte| *byte == b'.').unwrap();
+            let ends: Vec<usize> = (stop..text.len()).filter(|at| text[*at] == b'.').collect();
+            let hidden = ends.iter().any(|end| {
+                let file = [&text[..=*end], evil].concat();
+                let audit = audit_bytes(&file).unwrap();
+                audit.verdict >= Verdict::Suspicious && !audit.globals.is_empty()
+            });
+            assert!(hidden, "{text:?} {evil:?}");
+        }
+        let audit = audit_bytes(&[text, EVIL].concat()).unwrap();
+        assert_eq!(audit.verdict, Verdict::Dangerous, "{text:?}: {:?}", audit.findings);
+    }
+    // Plain data is a pickle where nothing follows it.
+    let plain = audit_bytes(b"(dp0\nS'a'\np1\nI1\ns.\n").unwrap();
+    assert_eq!((plain.format, plain.protocol), ("pickle", Some(0)));
+}
+
+#[test]
+fn paths_for_python_are_no_damaged_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, verdict) in [
+        (
+            "precedence.pth",
+            &b"import os; var = 'SETUPTOOLS'; enabled = os.environ.get(var) == 'local'; .\n"[..],
+            Verdict::Notice,
+        ),
+        ("easy-install.pth", b"./package\n/usr/lib/other\n", Verdict::Notice),
+        ("page.pth", b"<!DOCTYPE html><html>", Verdict::Malformed),
+        ("evil.pth", EVIL, Verdict::Dangerous),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let audit = audit(path).unwrap();
+        assert_eq!(audit.verdict, verdict, "{name}: {:?}", audit.findings);
+    }
 }
 
 // ---- tar
@@ -529,6 +604,45 @@ fn every_file_of_a_folder_is_accounted_for() {
         assert!(found["rule"] == rule && found["what"].as_str().unwrap().contains(word), "{name}: {found}");
         std::fs::remove_file(folder.path().join(name)).unwrap();
     }
+}
+
+#[test]
+fn what_is_no_regular_file_is_told_of_and_never_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "log"] {
+        let status = Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
+        assert!(status.success());
+    }
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("a.pt")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("b.bin")).unwrap();
+    let whole = folder.path().to_str().unwrap().to_owned();
+    let said = watched(move || vramp(&["audit", &whole, "--json"]));
+    let json = told(&said);
+    assert_eq!((said.code, &json["verdict"]), (Some(3), &"malformed".into()), "{json}");
+    let findings = json["findings"].as_array().unwrap();
+    let found: Vec<_> =
+        findings.iter().map(|finding| (finding["rule"].as_str().unwrap(), finding["what"].to_string())).collect();
+    assert_eq!(found.len(), 3, "{found:?}");
+    for (finding, word) in found.iter().zip(["a socket", "a device", "a named pipe"]) {
+        assert!(finding.0 == "not-regular" && finding.1.contains(word), "{finding:?}");
+    }
+}
+
+#[test]
+fn many_notices_of_one_kind_are_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    for at in 0..40 {
+        std::fs::write(folder.path().join(format!("{at}.pth")), b"./packages\n").unwrap();
+    }
+    let array = |pickle: Pickle| pickle.global("numpy", "float64").raw(b"0");
+    let many = ["float64", "float32", "int64", "int32", "int8"]
+        .iter()
+        .fold(Pickle::new(), |pickle, name| pickle.global("numpy", name).raw(b"0"));
+    std::fs::write(folder.path().join("many.pkl"), array(many).raw(b"N").stop()).unwrap();
+    let said = vramp(&["audit", folder.path().to_str().unwrap()]);
+    assert_eq!(said.code, Some(0), "{}", said.out);
+    assert!(said.out.contains("40 files, the first") && said.out.lines().count() < 20, "{}", said.out);
+    assert!(said.out.contains("5 times numpy-global"), "{}", said.out);
 }
 
 #[test]

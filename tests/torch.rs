@@ -1,5 +1,6 @@
 //! PyTorch's files, made here byte by byte: what is loaded is what was meant, and what is hostile is refused and named.
 
+mod foreign;
 mod inert;
 mod lost;
 mod objects;

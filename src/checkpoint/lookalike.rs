@@ -9,19 +9,43 @@ pub(crate) const BEGINNING: usize = 1024;
 
 const CONVERT: &str = "convert it to safetensors first";
 const AGAIN: &str = "fetch the file again";
+const ORIGINAL: &str = "use the safetensors files that it was made from";
+
+/// Ends of names of files whose content says nothing, what these are, what to do.
+const NAMES: &[(&str, &str, &str)] = &[
+    (".onnx", "an ONNX model, by its name", ORIGINAL),
+    (".onnx_data", "the tensors of an ONNX model, by its name", ORIGINAL),
+    (".onnx.data", "the tensors of an ONNX model, by its name", ORIGINAL),
+    (
+        ".msgpack",
+        "a Flax checkpoint, by its name",
+        "convert it with Flax, or use the safetensors files of the same model",
+    ),
+    (".tflite", "a TensorFlow Lite model, by its name", ORIGINAL),
+    (".pb", "a TensorFlow graph, by its name", ORIGINAL),
+    (".h5", "a TensorFlow or Keras file, by its name", CONVERT),
+    (".mlmodel", "a Core ML model, by its name", ORIGINAL),
+    (".gguf", "a GGUF file, by its name", ORIGINAL),
+    (".ggml", "a GGML file, by its name", ORIGINAL),
+];
 
 /// Offset, bytes found there, what that is, what to do.
 const MAGIC: &[(usize, &[u8], &str, &str)] = &[
     (0, b"PK\x03\x04", "a zip archive (a PyTorch `.pt`/`.bin` file under a wrong name?)", CONVERT),
     (0, b"PK\x05\x06", "an empty zip archive", AGAIN),
-    (0, b"GGUF", "a GGUF file", "use the safetensors files that it was made from"),
-    (0, b"\x1f\x8b", "a gzip archive", "unpack it with `gunzip` first"),
+    (0, b"GGUF", "a GGUF file", ORIGINAL),
+    (0, b"lmgg", "a GGML file (llama.cpp before GGUF)", ORIGINAL),
+    (0, b"fmgg", "a GGMF file (llama.cpp before GGUF)", ORIGINAL),
+    (0, b"tjgg", "a GGJT file (llama.cpp before GGUF)", ORIGINAL),
+    (4, b"TFL3", "a TensorFlow Lite model", ORIGINAL),
+    (0, b"\x1f\x8b", "a gzip archive", "unpack it with `gunzip` first (a `.tar.gz` with `tar -xzf`)"),
     (0, b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it with `unzstd` first"),
     (0, b"\xfd7zXZ\x00", "an xz archive", "unpack it with `unxz` first"),
     (0, b"BZh", "a bzip2 archive", "unpack it with `bunzip2` first"),
     (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras `.h5`?)", CONVERT),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (TensorFlow or Keras `.h5`?)", CONVERT),
     (0, b"\x93NUMPY", "a NumPy `.npy` array", CONVERT),
+    (0, b"\x04\x22\x4d\x18", "an lz4 archive", "unpack it with `unlz4` first"),
     (257, b"ustar", "a tar archive", "unpack it with `tar -xf` first"),
     (0, b"PAR1", "a Parquet file", "that is a data set, not weights"),
     (0, b"\x7fELF", "an ELF program or library", AGAIN),
@@ -32,6 +56,7 @@ const MAGIC: &[(usize, &[u8], &str, &str)] = &[
 pub(crate) fn recognise(beginning: &[u8]) -> Option<Fault> {
     lfs_pointer(beginning)
         .or_else(|| magic(beginning))
+        .or_else(|| onnx(beginning))
         .or_else(|| text(beginning))
         .or_else(|| pickle(beginning))
         .or_else(|| zeros(beginning))
@@ -40,6 +65,61 @@ pub(crate) fn recognise(beginning: &[u8]) -> Option<Fault> {
 /// Whether the file is no weights of any format, whatever its name: text, a page, a pointer, zeros.
 pub(crate) fn is_stand_in(beginning: &[u8]) -> bool {
     lfs_pointer(beginning).or_else(|| zeros(beginning)).or_else(|| text(beginning)).is_some()
+}
+
+/// The fault of a file that is nothing known, by the end of its name.
+pub(crate) fn by_name(name: &str) -> Option<Fault> {
+    let lower = name.to_lowercase();
+    let (_, what, advice) = NAMES.iter().find(|(end, ..)| lower.ends_with(end))?;
+    Some(foreign(*what, *advice))
+}
+
+/// An ONNX model has no mark: it is a message whose first field is a small version, followed by the names of who made it, the
+/// operators that it needs, and the graph.
+fn onnx(beginning: &[u8]) -> Option<Fault> {
+    const HIGHEST_VERSION: u64 = 100;
+    let [0x08, rest @ ..] = beginning else { return None };
+    let (version, mut rest) = varint(rest)?;
+    if version == 0 || version > HIGHEST_VERSION {
+        return None;
+    }
+    loop {
+        let (key, after) = varint(rest)?;
+        rest = match (key >> 3, key & 7) {
+            // The graph, or operators: a message.
+            (7 | 8, 2) => {
+                let (len, body) = varint(after)?;
+                let is_message =
+                    len > 0 && body.first().is_none_or(|first| matches!(first & 7, 0 | 2) && first >> 3 > 0);
+                return is_message.then(|| foreign("an ONNX model", ORIGINAL));
+            }
+            (2..=4 | 6, 2) => {
+                let (len, body) = varint(after)?;
+                let (text, body) = body.split_at_checked(usize::try_from(len).ok()?)?;
+                std::str::from_utf8(text).ok()?;
+                body
+            }
+            (5, 0) => varint(after)?.1,
+            _ => return None,
+        };
+    }
+}
+
+/// A number of protocol buffers, and what follows it.
+fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut number = 0u64;
+    for (at, byte) in bytes.iter().enumerate().take(9) {
+        number |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            return Some((number, bytes.get(at + 1..)?));
+        }
+    }
+    None
+}
+
+/// Whether it is text of any kind, but no pointer to another file and nothing else that is known.
+pub(crate) fn is_text(beginning: &[u8]) -> bool {
+    lfs_pointer(beginning).or_else(|| magic(beginning)).is_none() && text(beginning).is_some()
 }
 
 fn zeros(beginning: &[u8]) -> Option<Fault> {
@@ -131,6 +211,10 @@ mod tests {
         let table: &[(&[u8], &str)] = &[
             (b"PK\x03\x04rest", "zip"),
             (b"GGUF\x03\0\0\0", "GGUF"),
+            (b"tjgg\x01\0\0\0", "GGJT"),
+            (b"\x1c\0\0\0TFL3\x14\0", "TensorFlow Lite"),
+            (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0:\xb2\x9c\x17\x0a\x05", "an ONNX model"),
+            (b"\x08\x0aB\x04\x0a\0\x10\x11:\x10\x0a\x0e", "an ONNX model"),
             (b"\x80\x02}q\0.", "pickle"),
             (b"\x1f\x8b\x08\0", "gzip"),
             (b"\x89HDF\r\n\x1a\n", "HDF5"),
@@ -147,6 +231,21 @@ mod tests {
         for (bytes, word) in table {
             assert!(said(bytes).contains(word), "{word}: {}", said(bytes));
         }
+    }
+
+    #[test]
+    fn a_message_that_is_no_model_is_not_taken_for_one() {
+        for bytes in [
+            &b"\x08\x00:\x05\x0a"[..],
+            b"\x08\x08",
+            b"\x08\x08\x12\xff\xffabc",
+            b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\x08\x01\xfa\x01\0",
+        ] {
+            assert_eq!(recognise(bytes), None, "{bytes:?}");
+        }
+        assert!(by_name("Model.ONNX_data").is_some_and(|fault| fault.to_string().contains("ONNX")));
+        assert_eq!(by_name("model.safetensors"), None);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
 use super::torch::bytes::{self, Window};
-use super::{Checkpoint, hub, merge, nearest, parts, rank_files, shard, torch};
+use super::{Checkpoint, hub, lookalike, merge, nearest, parts, rank_files, shard, torch};
 use crate::error::{Error, Result};
-use crate::fault::{Listed, counted, quoted};
+use crate::fault::{Fault, Listed, counted, quoted};
 
 /// Ends of names that are weights in formats that are not read.
 const FOREIGN: &[&str] = &[".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
@@ -105,7 +105,55 @@ fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         return Err(Error::malformed(path, torch::hidden_archive()));
     }
     demand_no_key(path, options)?;
-    Ok(merge::one(path, shard::read_head(path, options.max_header_bytes)?))
+    refuse_openvino(path, &beginning, metadata.len())?;
+    match shard::read_head(path, options.max_header_bytes) {
+        Ok(head) => Ok(merge::one(path, head)),
+        Err(error) => Err(by_name(path, error)),
+    }
+}
+
+/// What a file is by its name, where its content says no more than that it is no safetensors file.
+fn by_name(path: &Path, error: Error) -> Error {
+    let says_nothing = match &error {
+        Error::Malformed { fault, .. } => {
+            matches!(
+                **fault,
+                Fault::HeaderPastEnd { .. }
+                    | Fault::HeaderStart { .. }
+                    | Fault::TooShort { .. }
+                    | Fault::NotUtf8 { .. }
+            )
+        }
+        Error::Limit { .. } => true,
+        _ => false,
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match lookalike::by_name(&name).filter(|_| says_nothing) {
+        Some(fault) => Error::malformed(path, fault),
+        None => error,
+    }
+}
+
+/// The weights of OpenVINO are bytes without a head; what they are stands in the `.xml` of the same name.
+fn refuse_openvino(path: &Path, beginning: &[u8], len: u64) -> Result<()> {
+    let description = path.with_extension("xml");
+    if path.extension().is_none_or(|end| end != "bin") || torch::is_safetensors(beginning, len) {
+        return Ok(());
+    }
+    let begins = |text: &[u8]| text.starts_with(b"<?xml") || text.starts_with(b"<net");
+    let known = shard::open_regular(&description).ok().and_then(|(file, metadata)| {
+        let window = Window { file: &file, start: 0, len: metadata.len() };
+        bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).ok()
+    });
+    if !known.is_some_and(|text| begins(text.trim_ascii_start())) {
+        return Ok(());
+    }
+    let what = format!(
+        "the weights of an OpenVINO model, without names or shapes: those are in {}; it is not read: use the safetensors or PyTorch \
+         files that it was made from",
+        description.file_name().unwrap_or_default().to_string_lossy()
+    );
+    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
 }
 
 /// A key chooses within an object, and safetensors has none.

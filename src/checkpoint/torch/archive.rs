@@ -14,7 +14,7 @@ use super::{members, zip};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
-use crate::fault::Listed;
+use crate::fault::{Listed, counted, quoted};
 
 /// Up to so many bytes of storages are compared with their CRC when the archive is opened.
 const CHECKED_BYTES: u64 = 16 << 20;
@@ -63,6 +63,17 @@ pub(crate) const SERVED: Other = Other {
     what: "a model archive of TorchServe: a model, and Python code, which the server would run",
 };
 
+/// The weight files among the names in an archive, in words: safetensors before others.
+pub(super) fn packed_weights<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<String> {
+    const ENDS: &[&[&str]] =
+        &[&[".safetensors"], &[".ckpt", ".pt", ".pth", ".bin", ".distcp"], &[".gguf", ".onnx", ".h5", ".msgpack"]];
+    ENDS.iter().find_map(|ends| {
+        let found: Listed =
+            names.clone().filter(|name| ends.iter().any(|end| name.ends_with(end))).map(quoted).collect();
+        (!found.is_empty()).then(|| format!("{} in it: {found}", counted(found.len(), "weight file")))
+    })
+}
+
 impl<'a> Archive<'a> {
     /// Reads the directory and the small members. `start` is where `bytes` begin in their file.
     pub(crate) fn open(bytes: &'a dyn Bytes, start: u64) -> io::Result<Archive<'a>> {
@@ -84,6 +95,26 @@ impl<'a> Archive<'a> {
         archive.check_small_members()?;
         archive.check_crcs()?;
         Ok(archive)
+    }
+
+    /// What is in an archive that is none of PyTorch's, in words, where that is known: other formats, or weight files to be unpacked.
+    pub(crate) fn contents(&self) -> Option<String> {
+        let names = || self.directory.entries.iter().map(|entry| entry.name.as_str());
+        if names().any(|name| name == "data.pkl" || name.ends_with("/data.pkl")) {
+            return None;
+        }
+        let arrays = names().filter(|name| name.ends_with(".npy")).count();
+        if arrays > 0 && names().all(|name| name.ends_with(".npy") || name.ends_with('/')) {
+            return Some(format!(
+                "a NumPy archive (`.npz`) of {}; it is not read: load it with numpy.load, and save it as safetensors",
+                counted(arrays, "array")
+            ));
+        }
+        if names().any(|name| name.ends_with("model.weights.h5")) {
+            return Some("a Keras model (`.keras`); it is not read: save its weights as safetensors".to_owned());
+        }
+        packed_weights(names())
+            .map(|packed| format!("a zip archive with {packed}: unpack it first (`unzip`), then open that"))
     }
 
     /// A member of the top folder.

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::assemble::Assembly;
 use super::bytes::{Bytes, Memory, Section, Window, read_vec};
-use super::hunt::Place;
+use super::hunt::{MOST_PICKLES, Place};
 use super::legacy::Stack;
 use super::objects::{Declared, Objects};
 pub use super::pickled::NamedGlobal;
@@ -38,6 +38,25 @@ const MOST_FINDINGS: usize = 2500;
 const SPARE_INNER_BYTES: u64 = 16 << 20;
 /// Bytes of items that are looked at beyond twice those of their file.
 const SPARE_BYTES: u64 = 64 << 20;
+
+/// Ends of names of files that are unpickled, or taken for weights without asking.
+#[rustfmt::skip]
+pub const WEIGHTS: &[&str] =
+    &["bin", "ckpt", "distcp", "joblib", "mar", "pickle", "pkl", "pt", "pt2", "pth", "ptl", "safetensors", "t7", "th"];
+/// Ends of names of weights in formats that are not looked into.
+pub const FOREIGN: &[&str] = &["ggml", "gguf", "h5", "keras", "msgpack", "npy", "npz", "onnx", "tflite"];
+/// Ends of names of files that are not all there.
+const PARTIAL: &[&str] = &["aria2", "crdownload", "download", "incomplete", "part", "partial", "tmp"];
+
+/// The end of a file's name in lower case, without those of downloads that are not over.
+pub fn end_of_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
+    let mut ends = name.split('.').skip(1).collect::<Vec<_>>();
+    while ends.last().is_some_and(|end| PARTIAL.contains(end)) {
+        ends.pop();
+    }
+    ends.pop().map(str::to_owned)
+}
 
 /// The worst that was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -163,6 +182,15 @@ pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
     Ok(audit.judged())
 }
 
+/// What is said of something with the name of a file that is none, and that is not opened: a pipe would be waited for.
+pub fn special(path: &Path, what: &str) -> Audit {
+    let mut audit = Audit::new(path, 0);
+    let what =
+        format!("{what} where weights should be; it was not opened, and a program that opens it may wait for ever");
+    audit.add(Finding::malformed("not-regular", what));
+    audit.judged()
+}
+
 /// Audits bytes as if they were a file.
 ///
 /// # Errors
@@ -228,6 +256,23 @@ impl Audit {
         names.for_each(|finding| finding.severity = Severity::Suspicious);
     }
 
+    /// Pickles that follow what a text is by chance, where they name something; else that of which a name is known to run code.
+    fn behind_text(&mut self, bytes: &dyn Bytes, mut at: u64) -> io::Result<()> {
+        for _ in 0..MOST_PICKLES {
+            let next = legacy::run_at(bytes, at, None)?;
+            if next.names_something() && next.acts() {
+                self.format = "pickle";
+                return self.pickles(Place::of(bytes, None), 0);
+            }
+            if !next.ran.stopped {
+                return self.search(Place::of(bytes, None), at);
+            }
+            at = at.saturating_add(next.ran.end as u64);
+        }
+        // More of them are told of as what they are.
+        self.pickles(Place::of(bytes, None), 0)
+    }
+
     fn judged(mut self) -> Audit {
         self.judge_script();
         self.findings.append(&mut self.parts);
@@ -286,19 +331,32 @@ impl Audit {
     fn unknown(&mut self, bytes: &dyn Bytes, beginning: &[u8]) -> io::Result<()> {
         let other = lookalike::recognise(beginning);
         let first = legacy::run_at(bytes, 0, None)?;
+        let is_text = lookalike::is_text(beginning);
+        // Text runs as a pickle by chance: `C` takes as many bytes as the next letter says, `G` takes eight, and a full stop ends it.
+        if is_text && first.ran.stopped && !first.names_something() && !ends_with(bytes, first.ran.end)? {
+            self.behind_text(bytes, first.ran.end as u64)?;
+            self.add(self.of_text(other));
+            return Ok(());
+        }
         if first.is_pickle() && (first.acts() || other.is_none()) {
             self.format = "pickle";
             return self.pickles(Place::of(bytes, None), 0);
         }
         if first.ran.stopped {
             self.pickles(Place::of(bytes, None), 0)?;
+        } else if first.names_something() && is_text {
+            // It would be imported, and then the text is no pickle: as a list of packages that begins with `click`.
+            self.name(&first.globals);
+            let names = first.findings.iter().filter(|finding| finding.rule == "global-not-allowed").cloned();
+            names.for_each(|finding| self.add(Finding { severity: Severity::Notice, ..finding }));
         } else if first.names_something() {
             self.take(&first);
-        } else {
+        } else if !is_text {
             self.name(&first.globals);
         }
         self.add(match other {
             _ if bytes.is_empty() => Finding::malformed("empty-file", "an empty file: nothing was written, or fetched"),
+            other if is_text => self.of_text(other),
             Some(Fault::Foreign { what, advice }) => {
                 let rule = if lookalike::is_stand_in(beginning) { "not-weights" } else { "other-format" };
                 Finding::malformed(rule, format!("{what}; {advice}"))
@@ -306,6 +364,22 @@ impl Audit {
             _ => Finding::malformed("not-recognised", "neither a file of PyTorch, nor a pickle, nor safetensors"),
         });
         Ok(())
+    }
+
+    /// What is said of a text: worth knowing, unless the file's name says that it should be weights.
+    fn of_text(&self, other: Option<Fault>) -> Finding {
+        let Some(Fault::Foreign { what, advice }) = other else { return Finding::notice("not-weights", "text") };
+        match end_of_name(&self.path).as_deref() {
+            // Python reads such files when it starts, and runs lines that begin with `import`.
+            Some("pth") if what.starts_with("text that") => Finding::notice(
+                "not-weights",
+                format!("{what}: no weights, but perhaps paths for Python's `site`, which may import"),
+            ),
+            Some(end) if WEIGHTS.contains(&end) || FOREIGN.contains(&end) => {
+                Finding::malformed("not-weights", format!("{what}; {advice}"))
+            }
+            _ => Finding::notice("not-weights", what),
+        }
     }
 
     // ---- pickles
@@ -468,6 +542,13 @@ pub(super) fn afford(spare: &mut u64, bytes: u64) -> bool {
 }
 
 /// Whether only the rest of the file is missing: text that happens to have a brace there is none.
+/// Whether nothing but blanks follows byte `end`.
+fn ends_with(bytes: &dyn Bytes, end: usize) -> io::Result<bool> {
+    const MOST_BLANKS: u64 = 64;
+    let left = bytes.len().saturating_sub(end as u64);
+    Ok(left <= MOST_BLANKS && read_vec(bytes, end as u64, left)?.iter().all(u8::is_ascii_whitespace))
+}
+
 fn is_cut_safetensors(beginning: &[u8]) -> bool {
     beginning.get(8) == Some(&b'{') && lookalike::recognise(beginning).is_none()
 }

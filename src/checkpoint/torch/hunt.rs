@@ -13,7 +13,7 @@ use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{Danger, globals};
 
 /// Pickles back to back that are run at most.
-const MOST_PICKLES: usize = 100_000;
+pub(super) const MOST_PICKLES: usize = 100_000;
 /// Bytes that a search reads at a time, and the longest line that it takes for a name.
 const CHUNK_BYTES: u64 = 1 << 20;
 const LONGEST_LINE: usize = 256;
@@ -140,7 +140,7 @@ impl Audit {
     }
 
     pub(super) fn tar(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
-        self.add(Finding::notice("legacy-tar", "a tar archive, as PyTorch wrote before 0.1.10; it is not loaded"));
+        self.add(Finding::notice("legacy-tar", "a tar archive, which PyTorch wrote before 0.1.10; it is not loaded"));
         let listing = tar::members(bytes)?;
         for what in listing.odd {
             self.add(Finding::suspicious("tar-member", what));

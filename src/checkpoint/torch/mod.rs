@@ -141,10 +141,7 @@ impl Reader<'_> {
         match kind {
             Kind::Zip => Ok((self.zip(window, 0, number, self.options.key.as_deref())?, Format::TorchZip)),
             Kind::Legacy => Ok((self.legacy(window, number)?, Format::TorchLegacy)),
-            Kind::Tar => unsupported(
-                "a tar archive, as PyTorch wrote before 0.1.10, or not a file of torch.save at all: not read; save it again \
-                 with a newer PyTorch",
-            ),
+            Kind::Tar => unsupported(&tar::contents(window).map_err(|error| self.io(error))?),
             Kind::Pickle => unsupported(
                 "a plain pickle, not a file of torch.save: it holds no storages that could be loaded, and it is never \
                  executed; `vramp audit` says what is in it",
@@ -163,6 +160,9 @@ impl Reader<'_> {
         }
         if let Some(other) = archive.other {
             let what = format!("{}; it is not read: save the model's state_dict instead", other.what);
+            return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what });
+        }
+        if let Some(what) = archive.contents() {
             return Err(Error::Unsupported { path: self.path.to_owned(), tensor: None, what });
         }
         self.demand(&archive.directory.findings)?;

@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use super::archive::packed_weights;
 use super::bytes::{Bytes, read_vec};
+use crate::fault::counted;
 
 pub(crate) const BLOCK: u64 = 512;
 /// The longest record of names and sizes that is read.
@@ -90,6 +92,33 @@ struct Said {
     /// For all that follow, as their size, but not as the way to the next header.
     every: Option<u64>,
     has_pax: bool,
+}
+
+/// What is in an archive, in words, and what to do with it. Nothing is unpacked.
+pub(super) fn contents(bytes: &dyn Bytes) -> io::Result<String> {
+    const PYTORCH: [&str; 3] = ["pickle", "storages", "tensors"];
+    let listing = members(bytes)?;
+    let names: Vec<&str> = listing.members.iter().map(|member| member.name.trim_start_matches("./")).collect();
+    if PYTORCH.iter().all(|name| names.contains(name)) {
+        return Ok(
+            "a tar archive, as PyTorch wrote before 0.1.10: not read; save it again with a newer PyTorch".to_owned()
+        );
+    }
+    let has = |end: &str| names.iter().any(|name| *name == end || name.ends_with(&format!("/{end}")));
+    // A large NeMo model is a distributed checkpoint in a folder.
+    let open = match has("model_weights/.metadata") || has("weights/.metadata") {
+        true => "then open the folder with `.metadata` in it".to_owned(),
+        false => match names.iter().find(|name| name.ends_with("model_weights.ckpt")) {
+            Some(name) => format!("then open {name}"),
+            None => match packed_weights(names.iter().copied()) {
+                Some(packed) => format!("then open the weights; it has {packed}"),
+                None => format!("it has {}, and none is a weight file by its name", counted(names.len(), "member")),
+            },
+        },
+    };
+    let what =
+        if has("model_config.yaml") { "a NeMo model (`.nemo`), which is a tar archive" } else { "a tar archive" };
+    Ok(format!("{what}: it is not read; unpack it first (`tar -xf`); {open}"))
 }
 
 /// The members, up to the first block that begins none.

@@ -3,13 +3,15 @@
 //! A file is judged by its content. Only where that is nothing known does its name decide whether it should have been weights. What
 //! cannot be read is named, and does not keep the others from being looked at. Links to folders are not followed.
 
+use std::fs::FileType;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use vramp::Error;
 use vramp::checkpoint::Severity;
-use vramp::checkpoint::torch::audit::{self, Audit, Items, Verdict};
+use vramp::checkpoint::torch::audit::{self, Audit, FOREIGN, Items, Verdict, WEIGHTS, end_of_name};
 
 use super::super::interrupt::Interrupt;
 use super::super::output::Failure;
@@ -17,21 +19,14 @@ use super::super::output::Failure;
 /// Folders below the one that was named that are looked into.
 const MOST_DEPTH: usize = 64;
 
-/// Ends of names of files that are unpickled, or taken for weights without asking.
-#[rustfmt::skip]
-const WEIGHTS: &[&str] =
-    &["bin", "ckpt", "distcp", "joblib", "mar", "pickle", "pkl", "pt", "pt2", "pth", "ptl", "safetensors", "t7", "th"];
-/// Ends of names of weights in formats that are not looked into.
-const FOREIGN: &[&str] = &["ggml", "gguf", "h5", "keras", "msgpack", "npy", "npz", "onnx", "tflite"];
-/// Ends of names of files that are not all there.
-const PARTIAL: &[&str] = &["aria2", "crdownload", "download", "incomplete", "part", "partial", "tmp"];
-
 /// What was looked at.
 #[derive(Default)]
 pub(super) struct Looked {
     pub(super) audits: Vec<Audit>,
     pub(super) others: u64,
     pub(super) unreadable: Vec<Unreadable>,
+    /// Files and folders that were there when their folder was listed, and gone when they were to be looked at.
+    pub(super) vanished: u64,
 }
 
 /// A file or a folder that could not be looked at.
@@ -57,16 +52,23 @@ pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure
         if items.0 != folder {
             items = (folder.to_owned(), Items::of(folder));
         }
-        match audit::audit_with(&file, &items.1) {
-            Ok(audit) if is_other(&audit) => looked.others += 1,
-            Ok(audit) => looked.audits.push(audit),
-            Err(error) => looked.cannot(&file, error),
-        }
+        looked.take(&file, audit::audit_with(&file, &items.1));
     }
+    looked.audits.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(looked)
 }
 
 impl Looked {
+    /// Takes in what came of one file.
+    fn take(&mut self, file: &Path, audited: Result<Audit, Error>) {
+        match audited {
+            Ok(audit) if is_other(&audit) => self.others += 1,
+            Ok(audit) => self.audits.push(audit),
+            Err(_) if is_gone(file) => self.vanished += 1,
+            Err(error) => self.cannot(file, error),
+        }
+    }
+
     /// The regular files of a folder and of those in it, sorted.
     fn files(&mut self, folder: &Path) -> Vec<PathBuf> {
         let mut open = vec![(folder.to_owned(), 0)];
@@ -76,6 +78,10 @@ impl Looked {
                 Ok(entries) if depth <= MOST_DEPTH => entries,
                 Ok(_) => {
                     self.cannot(&folder, Error::io("list", &folder, io::Error::other("folders are nested too deeply")));
+                    continue;
+                }
+                Err(_) if depth > 0 && is_gone(&folder) => {
+                    self.vanished += 1;
                     continue;
                 }
                 Err(error) => {
@@ -89,10 +95,12 @@ impl Looked {
                     Ok((path, kind)) if kind.is_file() => found.push(path),
                     Ok((path, kind)) if kind.is_symlink() => match std::fs::metadata(&path) {
                         Ok(target) if target.is_file() => found.push(path),
-                        Ok(_) => {}
+                        Ok(target) if target.is_dir() => {}
+                        Ok(target) => self.special(&path, target.file_type()),
+                        Err(_) if is_gone(&path) => self.vanished += 1,
                         Err(error) => self.cannot(&path, Error::io("follow", &path, error)),
                     },
-                    Ok(_) => {}
+                    Ok((path, kind)) => self.special(&path, kind),
                     Err(error) => self.cannot(&folder, Error::io("list", &folder, error)),
                 }
             }
@@ -101,11 +109,29 @@ impl Looked {
         found
     }
 
+    /// A pipe, a socket or a device: never opened, but told of where its name is that of weights.
+    fn special(&mut self, path: &Path, kind: FileType) {
+        let end = end_of_name(path);
+        if end.as_deref().is_some_and(|end| WEIGHTS.contains(&end) || FOREIGN.contains(&end)) {
+            let what = match kind {
+                kind if kind.is_fifo() => "a named pipe (FIFO)",
+                kind if kind.is_socket() => "a socket",
+                _ => "a device",
+            };
+            self.audits.push(audit::special(path, what));
+        }
+    }
+
     fn cannot(&mut self, path: &Path, error: Error) {
         let because = std::error::Error::source(&error).map_or(String::new(), |cause| format!(": {cause}"));
         let (path, why) = (path.display().to_string(), format!("{error}{because}"));
         self.unreadable.push(Unreadable { path, why, failure: error.into() });
     }
+}
+
+/// Whether nothing has that name any more, not even a link.
+fn is_gone(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Whether a file is no weights and holds no pickle, and never meant to: folders hold texts and pictures too.
@@ -129,19 +155,25 @@ fn is_alarming(audit: &Audit) -> bool {
     })
 }
 
-/// The end of a file's name, without those of downloads that are not over.
-fn end_of_name(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
-    let mut ends = name.split('.').skip(1).collect::<Vec<_>>();
-    while ends.last().is_some_and(|end| PARTIAL.contains(end)) {
-        ends.pop();
-    }
-    ends.pop().map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_vanishes_ends_nothing_and_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.pt", "b.pt"] {
+            std::fs::write(folder.path().join(name), b"\x80\x02N.").unwrap();
+        }
+        let mut looked = Looked::default();
+        let files = looked.files(folder.path());
+        std::fs::remove_file(&files[0]).unwrap();
+        for file in &files {
+            looked.take(file, audit::audit(file));
+        }
+        assert_eq!((looked.vanished, looked.audits.len(), looked.unreadable.len()), (1, 1, 0));
+        assert_eq!(looked.audits[0].path, files[1]);
+    }
 
     #[test]
     fn the_end_of_a_name_is_that_of_the_whole_file() {

@@ -34,6 +34,8 @@ struct Summary<'a> {
     /// Files of a folder that neither are nor hold a pickle, and are no weights.
     others: u64,
     unreadable: &'a [Unreadable],
+    /// Files and folders that vanished while the folder was looked through.
+    vanished: u64,
 }
 
 pub(crate) fn run(args: &AuditArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -111,6 +113,7 @@ fn summary<'a>(path: &Path, verdict: Verdict, looked: &'a Looked) -> Summary<'a>
         files: audits,
         others: looked.others,
         unreadable: &looked.unreadable,
+        vanished: looked.vanished,
     }
 }
 
@@ -172,8 +175,12 @@ fn sarif(looked: &Looked) -> Value {
 
 fn report(looked: &Looked) -> String {
     let mut out = String::new();
-    for audit in &looked.audits {
-        one(audit, &mut out);
+    let (notes, told): (Vec<&Audit>, Vec<&Audit>) = looked.audits.iter().partition(|audit| is_note(audit));
+    told.iter().for_each(|audit| one(audit, &mut out));
+    notices(&notes, &mut out);
+    if looked.vanished > 0 {
+        let files = text::plural(looked.vanished, "file");
+        let _ = writeln!(out, "{files} vanished meanwhile and were not looked at");
     }
     if looked.others > 0 {
         let files = text::plural(looked.others, "other file");
@@ -217,8 +224,60 @@ fn one(audit: &Audit, out: &mut String) {
     out.push('\n');
 }
 
+/// Notices of one kind that are told one by one.
+const MOST_NOTICES: usize = 3;
+
+/// Whether there is only one notice to tell of a file, and no more: a folder may have hundreds of these.
+fn is_note(audit: &Audit) -> bool {
+    let one = matches!(audit.findings.as_slice(), [only] if only.severity == Severity::Notice);
+    one && audit.format == "unknown" && audit.globals.is_empty()
+}
+
+/// Files with one notice each: those of one kind in a line, where there are many.
+fn notices(audits: &[&Audit], out: &mut String) {
+    let mut kinds: BTreeMap<&str, Vec<&Audit>> = BTreeMap::new();
+    for audit in audits {
+        let rule = audit.findings.first().map_or("", |finding| finding.rule);
+        kinds.entry(rule).or_default().push(audit);
+    }
+    for (rule, audits) in kinds {
+        if audits.len() <= MOST_NOTICES {
+            audits.iter().for_each(|audit| one(audit, out));
+            continue;
+        }
+        let (files, first) = (text::plural(audits.len() as u64, "file"), audits.first());
+        let path = first.map_or(String::new(), |audit| text::escape(&audit.path.display().to_string()));
+        let what = first.and_then(|audit| audit.findings.first()).map_or(String::new(), ToString::to_string);
+        let _ = writeln!(
+            out,
+            "{}: {files}, the first {path}: {}",
+            text::styled(DIM, format!("notice {rule}")),
+            text::escape(&what)
+        );
+    }
+}
+
+/// The findings of a file. Notices of one rule are one line where there are many.
 fn findings(audit: &Audit, out: &mut String) {
+    let notice = |finding: &&Finding| finding.severity == Severity::Notice;
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    audit.findings.iter().filter(notice).for_each(|finding| *counts.entry(finding.rule).or_default() += 1);
     for finding in &audit.findings {
+        let count = counts.get(finding.rule).copied().filter(|_| notice(&finding)).unwrap_or(1);
+        if count == 0 {
+            continue;
+        }
+        if count > MOST_NOTICES {
+            counts.insert(finding.rule, 0);
+            let notice = text::styled(DIM, "notice");
+            let _ = writeln!(
+                out,
+                "  {notice} {count} times {}, the first: {}",
+                finding.rule,
+                text::escape(&finding.to_string())
+            );
+            continue;
+        }
         let style = match finding.severity {
             Severity::Notice => DIM,
             Severity::Malformed => WARN,
