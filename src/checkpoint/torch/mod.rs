@@ -6,6 +6,7 @@
 //! given.
 
 mod archive;
+mod aside;
 mod assemble;
 pub mod audit;
 mod below;
@@ -25,6 +26,7 @@ mod numpy;
 mod objects;
 mod pickled;
 mod refusal;
+mod storages;
 mod sums;
 mod tar;
 mod unpack;
@@ -41,8 +43,9 @@ use self::assemble::{Assembled, Assembly};
 use self::bytes::{Ahead, Bytes, Window};
 use self::inert::Used;
 use self::legacy::Stack;
-use self::objects::{Declared, Objects};
+use self::objects::Objects;
 use self::pickled::Pickled;
+use self::storages::Declared;
 pub use self::sums::Sums;
 use super::finding::Finding;
 use super::made::Storage;
