@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 
 use super::bytes::Bytes;
-use super::objects::Declared;
+use super::storages::Declared;
 use super::zip::{Directory, Entry, Method};
 use super::{members, zip};
 use crate::checkpoint::finding::Finding;

@@ -4,7 +4,8 @@
 //! It knows no names and reads no byte of a storage. What is no dense tensor is named in words.
 
 use super::kinds::{self, Kind};
-use super::objects::{Checked, Declared, Meaning, Objects, What, fault};
+use super::objects::{Checked, Meaning, Objects, What, fault};
+use super::storages::Declared;
 use crate::checkpoint::pickle::{Id, Value};
 
 /// Dimensions of a tensor, as PyTorch and NumPy limit them.

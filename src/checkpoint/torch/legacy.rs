@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::io;
 
 use super::bytes::{Bytes, read_vec};
-use super::objects::Declared;
 use super::pickled::Pickled;
+use super::storages::Declared;
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::{MAX_PICKLE_BYTES, Value};

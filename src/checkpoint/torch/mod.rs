@@ -6,6 +6,7 @@
 //! given.
 
 mod archive;
+mod aside;
 mod assemble;
 pub mod audit;
 mod below;
@@ -27,6 +28,7 @@ mod pickled;
 pub(crate) mod ranks;
 mod refusal;
 mod sharded;
+mod storages;
 mod sums;
 mod tar;
 mod unpack;
@@ -43,8 +45,9 @@ use self::assemble::{Assembled, Assembly};
 use self::bytes::{Ahead, Bytes, Window};
 use self::inert::Used;
 use self::legacy::Stack;
-use self::objects::{CutFound, Declared, Objects};
+use self::objects::{CutFound, Objects};
 use self::pickled::Pickled;
+use self::storages::Declared;
 pub use self::sums::Sums;
 use super::finding::Finding;
 use super::made::Storage;

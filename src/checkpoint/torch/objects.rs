@@ -1,20 +1,20 @@
-//! What the values of a pickle mean to PyTorch: storages, and containers with names that lead to tensors over them.
+//! What the values of a pickle mean to PyTorch: containers with names that lead to tensors over storages.
 //!
-//! It reads no byte of a storage and opens nothing. `dense` says what a call makes, `numpy` which of them are arrays, `below` whether
-//! something that is not entered holds tensors: each tensor of the object is found, or is set aside by name. Nothing recurses
+//! It reads no byte of a storage and opens nothing. `storages` says what is declared, `dense` what a call makes, `numpy` which of them
+//! are arrays, `module` what a whole module holds, `below` whether something that is not entered holds tensors, `aside` what that
+//! loses: each tensor of the object is found, or is set aside by name. Nothing recurses
 //! without a bound.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
-use super::below::{Below, Count};
+use super::aside::{Aside, IN_OBJECT, Lost, NOTHING};
+use super::below::Below;
 use super::dense::{Dense, Other, Rebuilt, SUBCLASS, rebuilt, subclass};
-use super::kinds::{self, Kind};
 use super::sharded::{self, Cut};
+use super::storages::Declared;
 use super::{nested, numpy};
-use crate::checkpoint::finding::{Finding, Severity};
+use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{Arena, Call, Danger, Id, Value, globals};
-use crate::checkpoint::skipped::{Loss, WHOLE_MODEL};
-use crate::fault::{Listed, quoted};
 
 /// Wrappers around one tensor that are looked through.
 const MAX_WRAPPERS: usize = 8;
@@ -26,25 +26,7 @@ const MOST_SHARED: usize = 8;
 /// Bytes of all names together: long keys above many tensors multiply.
 const MAX_NAME_BYTES: usize = 128 << 20;
 /// Findings that are kept.
-const MOST_FINDINGS: usize = 1000;
-
-/// A storage as the pickle declares it.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Declared {
-    pub(crate) key: String,
-    pub(crate) kind: Kind,
-    /// Elements.
-    pub(crate) count: u64,
-    /// A part of the storage that is meant: first element and number of elements.
-    pub(crate) view: Option<(u64, u64)>,
-}
-
-impl Declared {
-    /// Bytes of the whole storage.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.count.saturating_mul(self.kind.bytes)
-    }
-}
+pub(super) const MOST_FINDINGS: usize = 1000;
 
 /// What a value is.
 pub(super) enum Meaning {
@@ -95,63 +77,6 @@ pub(crate) struct Found {
     pub(crate) dense: Dense,
 }
 
-/// Something that was passed over.
-pub(crate) struct Aside {
-    pub(crate) name: String,
-    pub(crate) why: String,
-    pub(crate) tell: bool,
-    /// Tensors that are lost with it.
-    pub(crate) tensors: u64,
-    pub(crate) loss: Loss,
-    /// The container that holds it under a text, for an array of numbers.
-    array: Option<Array>,
-}
-
-impl Aside {
-    /// Whether it is the object itself.
-    pub(super) fn is_root(&self) -> bool {
-        self.name == ROOT
-    }
-
-    /// Whether it is an object of an unknown class.
-    pub(super) fn is_unknown(&self) -> bool {
-        self.why.starts_with(UNKNOWN) || self.why.starts_with(WHOLE_MODEL)
-    }
-}
-
-const ROOT: &str = "the object itself";
-const UNKNOWN: &str = "an unknown object";
-
-/// Where an array of numbers lies, by its container.
-#[derive(Clone, Copy)]
-struct Array {
-    parent: u32,
-    is_matrix: bool,
-}
-
-/// What an object loses that is set aside.
-struct Lost {
-    tensors: u64,
-    loss: Loss,
-}
-
-const NOTHING: Lost = Lost { tensors: 0, loss: Loss::None };
-/// Words for what is lost.
-const IN_OBJECT: &str = "tensor in an object that is not read";
-const BESIDE: &str = "tensor that hangs on another value";
-const OF_TYPE: &str = "tensor of a type that safetensors lacks";
-const ARRAY: &str = "NumPy array of weights";
-
-impl Lost {
-    fn load(tensors: u64, word: &'static str) -> Lost {
-        Lost { tensors, loss: if tensors > 0 { Loss::OfLoad(word) } else { Loss::None } }
-    }
-
-    fn convert(tensors: u64, word: &'static str) -> Lost {
-        Lost { tensors, loss: if tensors > 0 { Loss::OfConvert(word) } else { Loss::None } }
-    }
-}
-
 /// A tensor that is cut over ranks.
 pub(crate) struct CutFound {
     pub(crate) name: String,
@@ -170,18 +95,18 @@ pub(crate) struct Objects<'a> {
     pub(crate) tensors: Vec<Found>,
     pub(crate) aside: Vec<Aside>,
     pub(crate) findings: Vec<Finding>,
-    paths: Vec<(u32, Key)>,
-    name_bytes: usize,
-    below: Below<'a>,
+    pub(super) paths: Vec<(u32, Key)>,
+    pub(super) name_bytes: usize,
+    pub(super) below: Below<'a>,
     /// The modules that are read as state dicts.
     pub(super) modules: HashSet<Id>,
     /// Containers with tensors under texts: state dicts, as far as one can say.
-    state_dicts: HashSet<u32>,
+    pub(super) state_dicts: HashSet<u32>,
 }
 
 /// One step of the way to a value.
 #[derive(Clone, Copy)]
-enum Key {
+pub(super) enum Key {
     Root,
     At(usize),
     Of(Id),
@@ -196,11 +121,15 @@ pub(super) struct Members {
     beside: Vec<Id>,
 }
 
+/// What the object itself is called, and how the reason of an unknown object begins.
+pub(super) const ROOT: &str = "the object itself";
+pub(super) const UNKNOWN: &str = "an unknown object";
+
 /// What is looked through on the way to a tensor: how many wrappers, and what they hold beside it.
 #[derive(Default)]
-struct Wrappers {
+pub(super) struct Wrappers {
     count: usize,
-    beside: Vec<Id>,
+    pub(super) beside: Vec<Id>,
 }
 
 pub(super) type Checked<T> = Result<T, Finding>;
@@ -227,107 +156,9 @@ impl<'a> Objects<'a> {
         }
     }
 
-    // ---- storages
-
-    /// Reads every storage that the pickle declares and that counts, also one that no tensor has.
-    pub(crate) fn declare(&mut self, counts: impl Fn(Id) -> bool) {
-        let mut by_key: HashMap<String, Declared> = HashMap::new();
-        for at in 0..self.arena.values.len() {
-            let id = Id::try_from(at).unwrap_or(Id::MAX);
-            let Value::Persistent(inner) = self.arena.get(id) else { continue };
-            // The class of a module, as old PyTorch writes it, is no storage.
-            if !counts(id) || self.arena.as_global(id).is_some() {
-                continue;
-            }
-            if self.findings.len() >= MOST_FINDINGS {
-                return;
-            }
-            match self.declared(inner) {
-                Ok(storage) => {
-                    let first = by_key.entry(storage.key.clone()).or_insert_with(|| storage.clone());
-                    if first.kind != storage.kind {
-                        let (key, one, other) = (&storage.key, first.kind.name, storage.kind.name);
-                        self.findings.push(Finding::malformed(
-                            "storage-dtype",
-                            format!("storage {key:?} is of {one} and of {other}"),
-                        ));
-                    } else if first.count != storage.count {
-                        let (key, one, other) = (&storage.key, first.count, storage.count);
-                        self.findings.push(Finding::malformed(
-                            "storage-size",
-                            format!("storage {key:?} has {one} and {other} elements"),
-                        ));
-                    }
-                    self.storages.insert(id, storage);
-                }
-                Err(finding) => self.findings.push(finding),
-            }
-        }
-    }
-
-    fn declared(&self, inner: Id) -> Checked<Declared> {
-        let arena = self.arena;
-        let fields = arena.as_tuple(inner).unwrap_or_default();
-        let ([word, class, key, place, count] | [word, class, key, place, count, _]) = fields else {
-            return fault("persistent-id", format!("a persistent id that is no storage: {}", arena.preview(inner)));
-        };
-        if arena.as_text(*word) != Some("storage") || arena.as_text(*place).is_none() {
-            return fault("persistent-id", format!("a persistent id that is no storage: {}", arena.preview(inner)));
-        }
-        let Some(key) =
-            arena.as_text(*key).map(str::to_owned).or_else(|| arena.as_int(*key).map(|key| key.to_string()))
-        else {
-            return fault("persistent-id", "the key of a storage is no text");
-        };
-        if key.is_empty() || key.contains(['/', '\\', '\0']) || key.contains("..") {
-            return fault("record-name", format!("{key:?} cannot be the key of a storage"));
-        }
-        let kind = arena.as_global(*class).and_then(|(module, name)| kinds::of_storage(module, name));
-        let Some(kind) = kind else {
-            return fault(
-                "dtype-unknown",
-                format!("storage {key:?} is of {}, which is no storage", arena.preview(*class)),
-            );
-        };
-        let count = self.number(*count, "the size of a storage")?;
-        if count.checked_mul(kind.bytes).is_none() {
-            return fault("overflow", format!("storage {key:?} of {count} elements"));
-        }
-        let view = fields.get(5).map_or(Ok(None), |view| self.view(*view, count))?;
-        Ok(Declared { key, kind, count, view })
-    }
-
-    /// The part of a storage that a legacy file's storage is, where it is one.
-    fn view(&self, view: Id, count: u64) -> Checked<Option<(u64, u64)>> {
-        if self.arena.get(view) == Value::None {
-            return Ok(None);
-        }
-        let Some([_, offset, len]) = self.arena.as_tuple(view) else {
-            return fault("persistent-id", "the view of a storage is no key, offset and size");
-        };
-        let (offset, len) = (self.number(*offset, "the offset of a view")?, self.number(*len, "the size of a view")?);
-        match offset.checked_add(len) {
-            Some(end) if end <= count => Ok(Some((offset, len))),
-            _ => fault("bounds", format!("a view of {len} elements from {offset} on, of a storage of {count}")),
-        }
-    }
-
-    /// The storages by their keys, each with the tensors over it.
-    pub(crate) fn storages_by_key(&self) -> BTreeMap<&str, (&Declared, Listed)> {
-        let by_key = |declared| -> (&str, (&Declared, Listed)) { (declared_key(declared), (declared, Listed::new())) };
-        let mut all: BTreeMap<&str, (&Declared, Listed)> = self.storages.values().map(by_key).collect();
-        for found in &self.tensors {
-            let key = self.storages.get(&found.dense.storage).map(declared_key);
-            if let Some((_, names)) = key.and_then(|key| all.get_mut(key)) {
-                names.push(|| quoted(&found.name));
-            }
-        }
-        all
-    }
-
     // ---- what a value is
 
-    fn meaning(&self, id: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
+    pub(super) fn meaning(&self, id: Id, wrappers: &mut Wrappers) -> Checked<Meaning> {
         match self.arena.get(id) {
             Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::Set(_) | Value::FrozenSet(_) => {
                 Ok(Meaning::Container)
@@ -495,62 +326,6 @@ impl<'a> Objects<'a> {
         self.find_weights();
     }
 
-    fn put_aside(&mut self, id: Id, path: u32, why: String, tell: bool, what: What) {
-        match what {
-            What::Tensor(word) => {
-                self.note_state_dict(path);
-                self.set_aside(path, why, tell, Lost::load(1, word));
-            }
-            What::Type => {
-                self.note_state_dict(path);
-                self.set_aside(path, why, tell, Lost::convert(1, OF_TYPE));
-            }
-            What::Array { .. } | What::Opaque => {
-                let whole = self.module(id).is_some();
-                let inside = self.inside(id);
-                let why = match (inside, why.split_once(": ")) {
-                    (Some(inside), Some((_, class))) if whole => {
-                        format!("{WHOLE_MODEL}: {class} with {} in it", inside.words())
-                    }
-                    (Some(inside), _) => format!("{why} with {} in it", inside.words()),
-                    (None, _) => why,
-                };
-                let tensors = inside.map_or(0, |inside| inside.tensors);
-                self.set_aside(path, why, tell || inside.is_some(), Lost::load(tensors, IN_OBJECT));
-                if let (What::Array { is_like_weights: true, is_matrix }, Some(parent), Some(aside)) =
-                    (what, self.parent_by_text(path), self.aside.last_mut())
-                {
-                    aside.array = Some(Array { parent, is_matrix });
-                }
-            }
-        }
-    }
-
-    /// The container that holds a value under a text.
-    fn parent_by_text(&self, path: u32) -> Option<u32> {
-        match self.paths.get(path as usize) {
-            Some((parent, Key::Of(key))) if self.arena.as_text(*key).is_some() => Some(*parent),
-            _ => None,
-        }
-    }
-
-    fn note_state_dict(&mut self, path: u32) {
-        self.state_dicts.extend(self.parent_by_text(path));
-    }
-
-    /// Which of NumPy's arrays are weights: matrices of floats that a dictionary holds under a text, and every array of numbers that
-    /// lies so beside them or beside tensors. Others are data: states of random generators lie in tuples, records of a training have
-    /// one dimension.
-    fn find_weights(&mut self) {
-        let matrices = self.aside.iter().filter_map(|aside| aside.array).filter(|array| array.is_matrix);
-        let state_dicts: HashSet<u32> = self.state_dicts.iter().copied().chain(matrices.map(|it| it.parent)).collect();
-        for aside in &mut self.aside {
-            if aside.array.is_some_and(|array| state_dicts.contains(&array.parent)) {
-                (aside.tensors, aside.loss) = (aside.tensors + 1, Loss::OfLoad(ARRAY));
-            }
-        }
-    }
-
     /// Takes this rank's parts of a tensor that is cut. They are found under its name, numbered from the second on.
     fn take_cut(&mut self, cut: Checked<Cut>, path: u32) {
         let (name, typed) = self.names(path);
@@ -592,7 +367,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         let names = self.tensors.len() + self.aside.len();
         self.paths.len() > MAX_PATHS || self.name_bytes > MAX_NAME_BYTES || names > self.most_names()
     }
@@ -601,55 +376,7 @@ impl<'a> Objects<'a> {
         self.arena.calls.len().saturating_mul(MOST_SHARED).saturating_add(MOST_NAMES)
     }
 
-    fn set_aside(&mut self, path: u32, why: String, tell: bool, lost: Lost) {
-        let (name, typed) = self.names(path);
-        let name = if path == 0 { typed } else { name };
-        self.name_bytes += name.len() + why.len();
-        let Lost { tensors, loss } = lost;
-        self.aside.push(Aside { name, why, tell, tensors, loss, array: None });
-    }
-
-    /// How many tensors are in a value that is not entered, if there are any.
-    fn inside(&mut self, id: Id) -> Option<Count> {
-        let inner: Vec<Id> = (0..).map_while(|index| self.arena.child(id, index)).collect();
-        let holds = inner.iter().any(|inner| self.below.holds(*inner));
-        holds.then(|| self.below.count(&inner, &HashSet::new()))
-    }
-
-    /// Sets aside the tensors in a value that hangs on `owner` and is no part of the object: attributes by their names, and so on
-    /// for what hangs on those.
-    fn leave(&mut self, id: Id, path: u32, owner: &str) {
-        let mut open = vec![(id, path)];
-        while let Some((id, path)) = open.pop() {
-            if !self.below.holds(id) || self.is_full() {
-                continue;
-            }
-            let Some(attributes) = self.attributes(id) else {
-                let count = self.below.count(&[id], &HashSet::new());
-                let why = format!("{owner} with {} beside it that cannot be loaded", count.words());
-                self.set_aside(path, why, true, Lost::convert(count.tensors, BESIDE));
-                continue;
-            };
-            for (key, value) in attributes {
-                if !self.below.holds(value) || self.is_full() {
-                    continue;
-                }
-                let mut wrappers = Wrappers::default();
-                let what = match self.meaning(value, &mut wrappers) {
-                    Ok(Meaning::Dense(dense)) => format!("a tensor of {} {:?}", dense.kind.name, dense.shape),
-                    Ok(Meaning::Aside { why, what: What::Tensor(_) | What::Type, .. }) => why,
-                    _ => format!("an object with {} in it", self.below.counted(&[value])),
-                };
-                let tensors = self.below.count(&[value], &HashSet::new()).tensors;
-                let path = self.step(path, Key::Of(key));
-                let why = format!("{what}, an attribute of {owner} and not loaded");
-                self.set_aside(path, why, true, Lost::convert(tensors, BESIDE));
-                open.extend(wrappers.beside.into_iter().map(|beside| (beside, path)));
-            }
-        }
-    }
-
-    fn step(&mut self, path: u32, key: Key) -> u32 {
+    pub(super) fn step(&mut self, path: u32, key: Key) -> u32 {
         self.paths.push((path, key));
         u32::try_from(self.paths.len() - 1).unwrap_or(u32::MAX)
     }
@@ -737,7 +464,7 @@ impl<'a> Objects<'a> {
     }
 
     /// The joined name and the typed path of a value.
-    fn names(&self, path: u32) -> (String, String) {
+    pub(super) fn names(&self, path: u32) -> (String, String) {
         let mut keys = Vec::new();
         let mut at = path;
         while let Some((up, key)) = self.paths.get(at as usize).filter(|_| at != 0) {
@@ -852,19 +579,8 @@ pub(super) fn is_container(module: &str, name: &str) -> bool {
     }
 }
 
-fn declared_key(declared: &Declared) -> &str {
-    &declared.key
-}
-
 /// Whether there can be anything in it.
 fn may_hold(value: Value) -> bool {
     let is_plain = matches!(value, Value::None | Value::Bool(_) | Value::Int(_) | Value::Big(_) | Value::Float(_));
     !is_plain && !matches!(value, Value::Text(_) | Value::Bytes(_) | Value::Global(_))
-}
-
-/// What a person is told of a set of findings.
-pub(crate) fn blocks(finding: &Finding, skip_unknown: bool) -> bool {
-    let passed_over = skip_unknown && finding.rule == "global-not-allowed" && finding.severity == Severity::Suspicious;
-    let too_wide = finding.rule == "integer-limit";
-    (finding.severity.blocks() || too_wide) && !passed_over
 }

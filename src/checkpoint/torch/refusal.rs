@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 
 use super::Reader;
+use super::aside::Aside;
 use super::inert::Used;
-use super::objects::{Aside, Objects, blocks};
+use super::objects::Objects;
 use super::pickled::Pickled;
-use crate::checkpoint::finding::Finding;
+use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::pickle::Id;
 use crate::checkpoint::skipped::WHOLE_MODEL;
 use crate::error::{Error, Result};
@@ -170,4 +171,11 @@ fn by_package<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
         format!("{} of {package} not on the allow-list: {names}", counted(count, "name"))
     };
     packages.into_iter().map(line).collect()
+}
+
+/// Whether a finding refuses the file.
+fn blocks(finding: &Finding, skip_unknown: bool) -> bool {
+    let passed_over = skip_unknown && finding.rule == "global-not-allowed" && finding.severity == Severity::Suspicious;
+    let too_wide = finding.rule == "integer-limit";
+    (finding.severity.blocks() || too_wide) && !passed_over
 }
