@@ -69,9 +69,11 @@ impl<'a> Loadable<'a> {
     pub(super) fn stretches(&self, plan: &LoadPlan) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
-            let ranges = ranges_of(index, plan);
-            let made = shard.made.is_some() && !ranges.is_empty();
-            let ranges = if made { std::iter::once(0..shard.identity.len).collect() } else { ranges };
+            let mut ranges = ranges_of(index, plan);
+            if shard.made.is_some() {
+                ranges.truncate(1); // made of all of its file
+                ranges.iter_mut().for_each(|range| *range = 0..shard.identity.len);
+            }
             stretches.extend(ranges.into_iter().map(|range| Stretch { path: shard.path.clone(), range }));
         }
         merged(stretches) // several shards may be made of one file
