@@ -210,6 +210,13 @@ fn coordinate(mesh: &[i64], mut number: i64) -> Vec<i64> {
 
 /// The file of one rank: cut tensors, and one that is not.
 fn file(specs: &[Spec], of: Mesh, rank: i64, plain: &[f32]) -> Vec<u8> {
+    let (pickle, storages) = parts_of(specs, of, rank, plain);
+    let storages: Vec<(&str, &[u8])> = storages.iter().map(|(key, data)| (key.as_str(), data.as_slice())).collect();
+    archive(&pickle, &storages)
+}
+
+/// Its pickle and its storages.
+fn parts_of(specs: &[Spec], of: Mesh, rank: i64, plain: &[f32]) -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     let at = of.ranks.iter().position(|of_mesh| *of_mesh == rank).unwrap();
     let place = coordinate(of.shape, at as i64);
     let mut pickle = Pickle::new().raw(b"}(");
@@ -223,8 +230,7 @@ fn file(specs: &[Spec], of: Mesh, rank: i64, plain: &[f32]) -> Vec<u8> {
     let shape = [plain.len() as i64];
     pickle = pickle.text("plain").tensor(&over("p", &shape));
     storages.push(("p".to_owned(), bytes_of(plain)));
-    let storages: Vec<(&str, &[u8])> = storages.iter().map(|(key, data)| (key.as_str(), data.as_slice())).collect();
-    archive(&pickle.raw(b"u").stop(), &storages)
+    (pickle.raw(b"u").stop(), storages)
 }
 
 fn name(world: usize, rank: i64) -> String {
@@ -298,6 +304,29 @@ fn every_layout_is_put_together_to_what_was_cut() {
                 assert_eq!(of_checkpoint, *shape, "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn what_is_skipped_or_outside_the_key_takes_nothing_from_the_parts() {
+    let (specs, of) = two();
+    let dir = tempfile::tempdir().unwrap();
+    for rank in 0..2 {
+        // The dictionary of a file, as the value of a key beside an unknown object.
+        let begin = Pickle::new().raw(b"}(").text("config").global("project", "Config").raw(b")\x81").text("model");
+        let (pickle, storages) = parts_of(&specs, of, rank, &[7.0, 8.0]);
+        let pickle = begin.raw(&pickle[2..pickle.len() - 1]).raw(b"u").stop();
+        let storages: Vec<(&str, &[u8])> = storages.iter().map(|(key, data)| (key.as_str(), data.as_slice())).collect();
+        std::fs::write(dir.path().join(name(2, rank)), archive(&pickle, &storages)).unwrap();
+    }
+    assert!(refused(dir.path()).contains("project.Config"));
+    for (key, skip_unknown, prefix) in [(None, true, "model."), (Some("model"), false, ""), (Some("model"), true, "")] {
+        let options = OpenOptions { key: key.map(str::to_owned), skip_unknown, ..OpenOptions::default() };
+        let options = Options { open: options, ..Options::default() };
+        let loaded = load(dir.path(), &options).unwrap();
+        let of = |name: &str| loaded.tensor(&format!("{prefix}{name}")).unwrap().bytes().unwrap().to_vec();
+        assert_eq!(of("w"), bytes_of(&whole("w", &[5, 2])));
+        assert_eq!(of("plain"), bytes_of(&[7.0, 8.0]));
     }
 }
 

@@ -9,6 +9,7 @@ use super::dense::{Rebuilt, rebuilt};
 use super::numpy;
 use super::objects::{Objects, is_container};
 use super::pickled::{Pickled, of_broken, of_objection};
+use super::sharded;
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::pickle::{Danger, Id, Sight, Walk, globals, walk, walk_within};
 
@@ -94,6 +95,11 @@ impl Objects<'_> {
         let Some(call) = arena.as_call(id) else { return Sight::Open };
         if self.modules.contains(&id) {
             return self.module(id).map_or(Sight::Closed, |module| Sight::Parts(module.parts));
+        }
+        // Of a tensor that is cut over ranks, the parts that this file has.
+        if let Some(cut) = self.rank.and_then(|rank| sharded::cut(arena, id, rank)) {
+            return cut
+                .map_or(Sight::Closed, |cut| Sight::Parts(cut.parts.into_iter().map(|(part, _)| part).collect()));
         }
         let Some((module, name)) = self.class(call) else { return Sight::Closed };
         let arguments = arena.as_tuple(call.arguments).unwrap_or_default();
