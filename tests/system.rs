@@ -100,13 +100,15 @@ fn limited(args: &[&str], which: libc::__rlimit_resource_t, limit: u64) -> Outpu
     let mut command = command(args);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-    // SAFETY: setrlimit is a system call that may be made between fork and exec, on a value of this closure.
-    unsafe {
-        command.pre_exec(move || match libc::setrlimit(which, &raw const limit) {
+    let set = move || {
+        // SAFETY: `limit` is a whole rlimit.
+        match unsafe { libc::setrlimit(which, &raw const limit) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
-        });
-    }
+        }
+    };
+    // SAFETY: setrlimit is a system call that may be made between fork and exec, on a value of the closure.
+    unsafe { command.pre_exec(set) };
     let child = command.spawn().unwrap();
     watched(move || child.wait_with_output().unwrap())
 }

@@ -566,8 +566,10 @@ mod tests {
         })
     }
 
-    /// Twelve direct reads through such a ring: for each the bytes, or the error.
-    fn read_all(enter: Box<Enter>) -> Option<(Vec<Result<(), String>>, Vec<crate::source::Fallback>)> {
+    type Outcomes = Vec<Result<(), String>>;
+
+    /// Twelve direct reads through such a ring: for each that its bytes are right, or the error. `None` where there is no ring.
+    fn read_all(enter: Box<Enter>) -> Option<(Outcomes, Vec<crate::source::Fallback>)> {
         const BLOCK: usize = 4096;
         let bytes = Random::new(3).bytes(12 * BLOCK);
         // On the disk that the target folder is on: the usual temporary folder may be memory, which has no direct reads.
