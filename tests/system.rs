@@ -100,12 +100,14 @@ fn limited(args: &[&str], which: libc::__rlimit_resource_t, limit: u64) -> Outpu
     let mut command = command(args);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-    // SAFETY: it reads one value of the caller's.
-    let set = move || match unsafe { libc::setrlimit(which, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+    let set = move || {
+        // SAFETY: `limit` is a whole rlimit.
+        match unsafe { libc::setrlimit(which, &raw const limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
     };
-    // SAFETY: setrlimit is a system call that may be made between fork and exec, and nothing is allocated.
+    // SAFETY: setrlimit is a system call that may be made between fork and exec, on a value of the closure.
     unsafe { command.pre_exec(set) };
     let child = command.spawn().unwrap();
     watched(move || child.wait_with_output().unwrap())

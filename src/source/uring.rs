@@ -570,11 +570,10 @@ mod tests {
         })
     }
 
-    /// What each read gave, and the notes.
-    type Reads = (Vec<Result<(), String>>, Vec<crate::source::Fallback>);
+    type Outcomes = Vec<Result<(), String>>;
 
-    /// Twelve direct reads through such a ring: for each the bytes, or the error.
-    fn read_all(enter: Box<Enter>) -> Option<Reads> {
+    /// Twelve direct reads through such a ring: for each that its bytes are right, or the error. `None` where there is no ring.
+    fn read_all(enter: Box<Enter>) -> Option<(Outcomes, Vec<crate::source::Fallback>)> {
         const BLOCK: usize = 4096;
         let bytes = Random::new(3).bytes(12 * BLOCK);
         // On the disk that the target folder is on: the usual temporary folder may be memory, which has no direct reads.
