@@ -611,7 +611,6 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         (&["convert", &path, "out.safetensors", "--include", "nothing.like.it"], 2, "request"),
         (&["demo", "--bytes", "1000"], 2, "usage"),
         (&["demo", "--dir", "/no/such/place"], 4, "not_found"),
-        (&["demo", "--bytes", "9EB"], 5, "out_of_memory"),
     ];
     for (args, code, kind) in cases {
         let said = vramp(&[args, &["--json"][..]].concat());
@@ -621,6 +620,14 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
         assert_eq!((plain.code, plain.out.as_str()), (Some(*code), ""), "{args:?}");
         assert!(plain.err.starts_with("error: "), "{args:?}: {}", plain.err);
     }
+}
+
+/// Which of the two is short first depends on the machine.
+#[test]
+fn a_demo_that_no_machine_has_room_for_names_disk_or_memory() {
+    let said = vramp(&["demo", "--bytes", "9EB", "--json"]);
+    let kind = said.error()["kind"].clone();
+    assert!(matches!((said.code, kind.as_str()), (Some(5), Some("out_of_memory")) | (Some(4), Some("io"))), "{}", said.err);
 }
 
 #[test]
