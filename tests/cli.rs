@@ -627,7 +627,11 @@ fn each_kind_of_failure_has_its_status_and_one_line_of_json() {
 fn a_demo_that_no_machine_has_room_for_names_disk_or_memory() {
     let said = vramp(&["demo", "--bytes", "9EB", "--json"]);
     let kind = said.error()["kind"].clone();
-    assert!(matches!((said.code, kind.as_str()), (Some(5), Some("out_of_memory")) | (Some(4), Some("io"))), "{}", said.err);
+    assert!(
+        matches!((said.code, kind.as_str()), (Some(5), Some("out_of_memory")) | (Some(4), Some("io"))),
+        "{}",
+        said.err
+    );
 }
 
 #[test]

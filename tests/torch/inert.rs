@@ -139,6 +139,36 @@ fn what_is_used_is_refused_for_the_same_faults_and_code_is_refused_everywhere() 
     }
 }
 
+/// What hangs on a tensor is no part of it, and is not followed.
+#[test]
+fn an_attribute_of_a_tensor_may_hold_itself() {
+    let with_attribute = |value: Deed| {
+        let p = |p: Pickle| {
+            let p = p.global("torch._utils", "_rebuild_parameter_with_state").raw(b"(").tensor(&one()).raw(b"\x88");
+            value(p.ordered_dict().raw(b"}").text("me")).raw(b"stR")
+        };
+        beside(p)
+    };
+    let itself: Deed = |p| p.raw(b"]q\x20h\x20a");
+    let other: Deed = |p| {
+        let p = p.raw(b"}q\x20").text("t").global("torch._utils", "_rebuild_parameter_with_state").raw(b"(");
+        p.tensor(&one()).raw(b"\x88").ordered_dict().raw(b"h\x20tRs")
+    };
+    // As PyTorch writes `p.me = p`: the state is shared, and changes after the call that took it.
+    let whole = beside(|p| {
+        let p = p.global("torch._utils", "_rebuild_parameter_with_state").raw(b"q\x21(").tensor(&one()).raw(b"\x88");
+        let p = p.ordered_dict().raw(b"}q\x20").text("me").raw(b"h\x21(").tensor(&one()).raw(b"\x88").ordered_dict();
+        p.raw(b"h\x20tRstR")
+    });
+    let said = with(&whole, None, false).unwrap();
+    assert_eq!(names(&said), ["w", "x"]);
+    for (value, skipped) in [(itself, 0), (other, 1)] {
+        let file = with_attribute(value);
+        let checkpoint = with(&file, None, false).unwrap();
+        assert_eq!((names(&checkpoint), checkpoint.skipped().len()), (vec!["w", "x"], skipped));
+    }
+}
+
 /// Protocol 2 writes `Outer.Inner` as `getattr(Outer, "Inner")`: a name like any other.
 #[test]
 fn a_nested_class_is_a_name_and_no_code() {

@@ -138,9 +138,10 @@ impl Objects<'_> {
     /// Sets aside the tensors in a value that hangs on `owner` and is no part of the object: attributes by their names, and so on
     /// for what hangs on those.
     pub(super) fn leave(&mut self, id: Id, path: u32, owner: &str) {
-        let mut open = vec![(id, path)];
+        // An attribute may lead back to what it hangs on.
+        let (mut open, mut seen) = (vec![(id, path)], HashSet::new());
         while let Some((id, path)) = open.pop() {
-            if !self.below.holds(id) || self.is_full() {
+            if !seen.insert(id) || !self.below.holds(id) || self.is_full() {
                 continue;
             }
             let Some(attributes) = self.attributes(id) else {

@@ -71,6 +71,11 @@ impl<'a> Judge<'a> {
             || call.state.is_some_and(|state| self.changed(state, 2) > call.state_offset)
     }
 
+    /// Whether one of these arguments is another one when the pickle ends than it was for a call at that offset.
+    pub(super) fn any_changed(&mut self, arguments: &[Id], offset: u32) -> bool {
+        arguments.iter().any(|argument| self.changed(*argument, MOST_LEVELS - 1) > offset)
+    }
+
     /// Where in the pickle a value is changed for the last time, down to so many levels of lists and tuples.
     fn changed(&mut self, id: Id, levels: u8) -> u32 {
         let arena = self.arena;

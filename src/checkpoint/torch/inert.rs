@@ -11,84 +11,115 @@ use super::objects::{Objects, is_container};
 use super::pickled::{Pickled, of_broken, of_objection};
 use super::sharded;
 use crate::checkpoint::finding::{Finding, Severity};
-use crate::checkpoint::pickle::{Danger, Id, Sight, Walk, globals, walk, walk_within};
+use crate::checkpoint::pickle::{Call, Danger, Id, Sight, Walk, globals, walk, walk_within};
 
 /// Findings that are kept.
 const MOST_FINDINGS: usize = 1000;
 
 /// Rules that an object breaks by what it is or does to itself.
-const OF_OBJECTS: &[&str] = &[
-    "global-not-allowed",
-    "append-target",
-    "setitem-target",
-    "argument-denied",
-    "argument-changed",
-    "build-target",
-    "numpy-dtype",
-    "cycle",
-    "depth-limit",
-    "resource-limit",
-    "dict-key",
-    "duplicate-key",
-];
+const OF_OBJECTS: &[&str] =
+    &["global-not-allowed", "append-target", "setitem-target", "argument-denied", "build-target", "numpy-dtype"];
+
+/// Rules about what is followed, whatever has to be right.
+const OF_FOLLOWED: &[&str] = &["cycle", "depth-limit", "resource-limit", "dict-key", "duplicate-key", CHANGED];
+const CHANGED: &str = "argument-changed";
 
 /// What is used of a pickle.
 pub(super) struct Used {
-    walk: Walk,
+    /// What a load looks into.
+    followed: Walk,
+    /// Everything below the key, where only that has to be right and unknown objects are not passed over.
+    below_key: Option<Walk>,
     /// Whether unknown objects are passed over.
     skips: bool,
 }
 
-/// Whether a finding may be one about an object that is not used.
-pub(super) fn may_be_inert(finding: &Finding) -> bool {
-    finding.severity != Severity::Dangerous && OF_OBJECTS.contains(&finding.rule)
+/// The findings about a pickle that count whatever is used of it: all but those about what is followed, and, where only a part of it
+/// has to be right, those about objects.
+pub(super) fn of_the_whole(pickled: &Pickled, is_part: bool) -> Vec<Finding> {
+    let is_run = pickled.ran.result.is_some();
+    let depends = |finding: &&Finding| {
+        finding.severity != Severity::Dangerous
+            && (OF_FOLLOWED.contains(&finding.rule) || is_part && OF_OBJECTS.contains(&finding.rule))
+    };
+    pickled.findings.iter().filter(|finding| !(is_run && depends(finding))).cloned().collect()
 }
 
 impl Used {
-    /// What is used of a pickle below `root`, where unknown objects are passed over or not.
-    pub(super) fn of(objects: &Objects, root: Id, skips: bool) -> Used {
-        let walk = match skips {
-            true => walk_within(objects.arena, root, |id| objects.sight(id)),
-            false => walk(objects.arena, root),
-        };
-        Used { walk, skips }
+    /// What is used of a pickle below `root`, which is what a key names or the whole object; unknown objects are passed over or not.
+    pub(super) fn of(objects: &Objects, root: Id, is_key: bool, skips: bool) -> Used {
+        let followed = walk_within(objects.arena, root, |id| objects.sight(id));
+        let below_key = (is_key && !skips).then(|| walk(objects.arena, root));
+        Used { followed, below_key, skips }
+    }
+
+    /// What has to be right, unless that is everything.
+    fn demanded(&self) -> Option<&Walk> {
+        if self.skips { Some(&self.followed) } else { self.below_key.as_ref() }
     }
 
     /// Whether it can be followed without end.
     pub(super) fn is_whole(&self) -> bool {
-        self.walk.broken.is_none()
+        self.followed.broken.is_none()
     }
 
-    /// Whether the value is used.
+    /// Whether the value has to be right.
     pub(super) fn reaches(&self, id: Id) -> bool {
-        self.walk.reaches(id)
+        self.demanded().is_none_or(|walk| walk.reaches(id))
     }
 
     /// Those findings about objects that count: of what is used, and of what the object does not hold at all.
-    pub(super) fn findings(&self, pickled: &Pickled) -> Vec<Finding> {
+    pub(super) fn findings(&self, objects: &Objects, pickled: &Pickled) -> Vec<Finding> {
+        let mut found: Vec<Finding> = self.followed.broken.iter().map(of_broken).collect();
+        found.extend(self.of_calls(objects, pickled));
+        if let Some(demanded) = self.demanded().filter(|_| !self.skips) {
+            let counts = |id: &Id| demanded.reaches(*id) || !pickled.walk.reaches(*id);
+            found.extend(pickled.unknown_names(counts));
+        }
+        found.iter_mut().for_each(|finding| pickled.place(finding));
+        found
+    }
+
+    fn of_calls(&self, objects: &Objects, pickled: &Pickled) -> Vec<Finding> {
         let arena = &pickled.ran.arena;
-        let mut found: Vec<Finding> = self.walk.broken.iter().map(of_broken).collect();
-        let mut judge = Judge::new(arena);
+        let (mut found, mut judge) = (Vec::new(), Judge::new(arena));
         for call in &arena.calls {
-            let counts = self.walk.enters(call.id) || !pickled.walk.reaches(call.id);
-            if let Some(objection) = counts.then(|| judge.objection(call)).flatten() {
-                found.push(of_objection(pickled, call, objection));
-            }
+            let is_held = pickled.walk.reaches(call.id);
             if found.len() >= MOST_FINDINGS {
                 break;
             }
+            if is_held && self.demanded().is_some_and(|demanded| !demanded.enters(call.id)) {
+                continue;
+            }
+            let Some(objection) = judge.objection(call) else { continue };
+            let counts = match objection.0 {
+                CHANGED => {
+                    !is_held || objects.used_parts(call).is_none_or(|parts| judge.any_changed(&parts, call.offset))
+                }
+                "global-not-allowed" => !self.skips && self.below_key.is_some(),
+                // Of the whole all of them have been told.
+                _ => self.demanded().is_some(),
+            };
+            if counts {
+                found.push(of_objection(pickled, call, objection));
+            }
         }
-        if !self.skips {
-            let counts = |id: &Id| self.walk.reaches(*id) || !pickled.walk.reaches(*id);
-            found.extend(pickled.unknown_names(counts));
-        }
-        found.retain(|finding| !(self.skips && finding.rule == "global-not-allowed"));
-        found.iter_mut().for_each(|finding| pickled.place(finding));
         found
     }
 }
 
 impl Objects<'_> {
+    /// What a tensor is made of, without what hangs on it.
+    fn used_parts(&self, call: &Call) -> Option<Vec<Id>> {
+        let (module, name) = self.class(call)?;
+        rebuilt(module, name)?;
+        match self.sight(call.id) {
+            Sight::Parts(parts) => Some(parts),
+            Sight::Open => None,
+            Sight::Closed => Some(Vec::new()),
+        }
+    }
+
     /// How far a load looks into the result of a call.
     fn sight(&self, id: Id) -> Sight {
         let arena = self.arena;

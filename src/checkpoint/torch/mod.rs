@@ -181,7 +181,8 @@ impl Reader<'_> {
             findings.retain(|finding| !sharded::is_of_nested_class(&pickled, finding));
             pickled.findings = findings;
         }
-        self.demand_of(&pickled, pickled.ran.result, &self.of_the_whole(&pickled, key))?;
+        let is_part = self.options.skip_unknown || key.is_some();
+        self.demand_of(&pickled, pickled.ran.result, &inert::of_the_whole(&pickled, is_part))?;
         let file_bytes = window.len;
         self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, false, |objects| {
             let (mut by_key, mut findings) = (HashMap::new(), Vec::new());
@@ -201,10 +202,11 @@ impl Reader<'_> {
     fn legacy(&self, window: &Window, number: u32) -> Result<Part> {
         let stack = Stack::read(window).map_err(|error| self.io(error))?;
         let key = self.options.key.as_deref();
+        let is_part = self.options.skip_unknown || key.is_some();
         let mut findings = stack.findings.clone();
         for pickled in &stack.pickles {
             let is_object = stack.object().is_some_and(|object| std::ptr::eq(object, pickled));
-            findings.extend(if is_object { self.of_the_whole(pickled, key) } else { pickled.findings.clone() });
+            findings.extend(if is_object { inert::of_the_whole(pickled, is_part) } else { pickled.findings.clone() });
         }
         match stack.object() {
             Some(pickled) => self.demand_of(pickled, pickled.ran.result, &findings)?,
@@ -264,11 +266,9 @@ impl Reader<'_> {
             objects.open_module(root);
         }
         // What is not used need not be right.
-        let used = (skips || key.is_some()).then(|| Used::of(&objects, root, skips));
-        if let Some(used) = &used {
-            self.demand_of(pickled, Some(root), &used.findings(pickled))?;
-        }
-        objects.declare(|id| needs_all || used.as_ref().is_none_or(|used| used.reaches(id)));
+        let used = Used::of(&objects, root, key.is_some(), skips);
+        self.demand_of(pickled, Some(root), &used.findings(&objects, pickled))?;
+        objects.declare(|id| needs_all || used.reaches(id));
         objects.gather(root);
         let places = if objects.findings.is_empty() { locate(&mut objects) } else { HashMap::new() };
         self.demand(&objects.findings)?;
@@ -301,13 +301,6 @@ impl Reader<'_> {
             Skipped::new(aside.name, aside.why).losing(aside.tensors, loss)
         });
         Ok(Part { assembled, skipped: skipped.collect(), warnings, cut, sums })
-    }
-
-    /// The findings about a pickle that count whatever is used of it.
-    fn of_the_whole(&self, pickled: &Pickled, key: Option<&str>) -> Vec<Finding> {
-        let narrow = self.options.skip_unknown || key.is_some();
-        let counts = |finding: &&Finding| !(narrow && inert::may_be_inert(finding));
-        pickled.findings.iter().filter(counts).cloned().collect()
     }
 
     fn subtree(&self, objects: &Objects, root: Id, key: &str) -> Result<Id> {

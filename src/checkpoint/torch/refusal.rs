@@ -117,7 +117,7 @@ struct Unread {
 
 fn unread(pickled: &Pickled, root: Id) -> Unread {
     let mut objects = Objects::new(&pickled.ran.arena);
-    let used = Used::of(&objects, root, true);
+    let used = Used::of(&objects, root, false, true);
     if !used.is_whole() {
         return Unread::default();
     }
