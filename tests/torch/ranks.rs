@@ -564,11 +564,11 @@ fn sharded_tensors_that_do_not_fit_are_refused() {
 fn a_nested_class_is_the_only_thing_that_getattr_may_be_asked_for() {
     let rows = vec![(vec![0, 0], vec![3, 4]), (vec![3, 0], vec![2, 4])];
     let api = "torch.distributed._shard.sharded_tensor.api";
-    for (module, class, asked) in [
-        (api, "ShardedTensor", "__init_subclass__"),
-        (api, "Sharded", "ProcessGroupState"),
-        ("torch.distributed.tensor", "DTensor", "ProcessGroupState"),
-        ("os", "system", "ProcessGroupState"),
+    for (module, class, asked, word) in [
+        (api, "ShardedTensor", "__init_subclass__", "getattr"),
+        (api, "Sharded", "ProcessGroupState", "Sharded.ProcessGroupState"),
+        ("torch.distributed.tensor", "DTensor", "ProcessGroupState", "DTensor.ProcessGroupState"),
+        ("os", "system", "ProcessGroupState", "os.system"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         for rank in 0..2 {
@@ -576,6 +576,6 @@ fn a_nested_class_is_the_only_thing_that_getattr_may_be_asked_for() {
             std::fs::write(dir.path().join(name(2, rank)), file).unwrap();
         }
         let said = refused(dir.path());
-        assert!(said.contains("getattr"), "{said}");
+        assert!(said.contains(word), "{said}");
     }
 }

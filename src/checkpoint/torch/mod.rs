@@ -176,11 +176,6 @@ impl Reader<'_> {
         let len = bytes.len();
         let mut pickled = Pickled::run(bytes, 0, Some(&member));
         pickled.check_end(len, &member);
-        if self.rank.is_some() {
-            let mut findings = std::mem::take(&mut pickled.findings);
-            findings.retain(|finding| !sharded::is_of_nested_class(&pickled, finding));
-            pickled.findings = findings;
-        }
         let is_part = self.options.skip_unknown || key.is_some();
         self.demand_of(&pickled, pickled.ran.result, &inert::of_the_whole(&pickled, is_part))?;
         let file_bytes = window.len;

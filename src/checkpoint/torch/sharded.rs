@@ -6,9 +6,7 @@
 
 use super::dcp::numbers;
 use super::objects::{Checked, fault};
-use super::pickled::Pickled;
-use crate::checkpoint::finding::Finding;
-use crate::checkpoint::pickle::{Arena, Call, Id, Value, globals};
+use crate::checkpoint::pickle::{Arena, Id, Value};
 
 /// The rule of what cannot be placed.
 const RULE: &str = "shard-placement";
@@ -381,35 +379,5 @@ fn box_of(arena: &Arena, metadata: Id) -> Checked<Bounds> {
     match (list("shard_offsets"), list("shard_sizes")) {
         (Some(start), Some(len)) if start.len() == len.len() => Ok((start, len)),
         _ => unclear("a part of a ShardedTensor whose place is not whole"),
-    }
-}
-
-/// Findings that are about nothing but PyTorch's own way to write the nested class `ShardedTensor.ProcessGroupState`: protocol 2 asks
-/// `getattr` for it. Where anything else is asked of `getattr`, none is.
-pub(super) fn is_of_nested_class(pickled: &Pickled, finding: &Finding) -> bool {
-    let arena = &pickled.ran.arena;
-    let is_getattr = |id| {
-        arena.as_global(id).is_some_and(|(module, name)| (globals::modern(module), name) == ("builtins", "getattr"))
-    };
-    let nested = |call: &Call| match arena.as_tuple(call.arguments) {
-        Some([class, name]) => {
-            let class = arena.as_global(*class);
-            class.and_then(kind).is_some_and(|kind| matches!(kind, Kind::Boxes))
-                && arena.as_text(*name) == Some("ProcessGroupState")
-        }
-        _ => false,
-    };
-    let asked: Vec<&Call> = arena.calls.iter().filter(|call| is_getattr(call.function)).collect();
-    if asked.is_empty() || !asked.iter().all(|call| nested(call)) {
-        return false;
-    }
-    let Some(spot) = &finding.spot else { return false };
-    match &spot.global {
-        Some(global) => matches!(global.as_str(), "__builtin__.getattr" | "builtins.getattr"),
-        None => {
-            let made = arena.calls.iter().filter(|call| asked.iter().any(|asked| asked.id == call.function));
-            spot.position.is_some()
-                && made.chain(asked.iter().copied()).any(|call| spot.position == Some(call.offset.into()))
-        }
     }
 }
