@@ -86,8 +86,8 @@ Examples:
 
 JSON: {path, verdict, format, meaning, globals: [{module, name, danger, position, count, member?}], findings: [{rule, \
 severity, what, member?, position?, opcode?, global?, arguments?, reached?, place}], tensors: {dtype: \
-{tensors, bytes}}, files, others, unreadable: [{path, why}]}. `others` counts files of a folder that neither hold a pickle \
-nor weights. verdict: clean and notice (contains only allow-listed constructs), malformed, \
+{tensors, bytes}}, files, others, vanished, unreadable: [{path, why}]}. `others` counts files of a folder that neither hold a \
+pickle nor weights, `vanished` those that were gone before they could be looked at. verdict: clean and notice (contains only allow-listed constructs), malformed, \
 suspicious, dangerous. `position` counts bytes within the pickle.
 Exit status 0: clean or notice, 1: suspicious or dangerous, 3: malformed.";
 
