@@ -562,7 +562,7 @@ fn exponents_in_bytes_are_taken_for_such_only_where_something_says_so() {
 fn converted(checkpoint: &Checkpoint, folder: &Path, selection: Selection) -> (Converted, Checkpoint) {
     let out = folder.join("out.safetensors");
     let transfer = options(Float::BF16, None);
-    let options = ConvertOptions { transfer, selection, ..ConvertOptions::default() };
+    let options = ConvertOptions { transfer, selection, overwrite: true, ..ConvertOptions::default() };
     let said = convert(checkpoint, &FileStore, &Target::of(&out), &options).unwrap();
     (said, Checkpoint::open(out).unwrap())
 }

@@ -228,7 +228,7 @@ impl Checkpoint {
                 Some(format!("it holds no tensor{others}"))
             }
             Some(first) if is_empty => Some(format!(
-                "all of its {} are empty ({:?} has the shape {:?}): it was probably saved without gathering partitioned \
+                "none of its {} has any bytes ({:?} has the shape {:?}): it was probably saved without gathering partitioned \
                  parameters (DeepSpeed ZeRO-3); the weights are in the files of the ranks, which DeepSpeed's zero_to_fp32.py puts \
                  together",
                 counted(count, "tensor"),
