@@ -6,7 +6,7 @@ use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::dtype::Dtype;
 use vramp::extent::{Extent, Strided};
 use vramp::plan::{PlanOptions, RouteChoice, ShardFacts, Wanted, plan};
-use vramp::source::{Limits, Residency};
+use vramp::storage::{Limits, Residency};
 
 fn wanted(count: u64, bytes: u64) -> Vec<Wanted> {
     let tensor = |index: u64| {

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use vramp::source::{Fallbacks, LocalStorage, Route, Storage};
-use vramp::staging::StagingPool;
+use vramp::memory::staging::StagingPool;
+use vramp::storage::{Fallbacks, LocalStorage, Route, Storage};
 
 #[allow(dead_code)]
 mod common;

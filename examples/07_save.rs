@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 
 use vramp::dtype::Dtype;
+use vramp::durable::FileStore;
 use vramp::load::{Options, load};
 use vramp::save::{Bytes, Input, Layout, Notes, Outline, SaveOptions, Saving, Target, save};
-use vramp::store::FileStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: 07_save FOLDER")?);

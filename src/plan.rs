@@ -11,7 +11,7 @@
 //!    A caller may also say where each tensor goes: in memory that it has already. Tensors that are made of the same bytes in the
 //!    same way lie in one place, whatever they are called and shaped.
 //! 2. *Transfers.* A segment is cut into reads that land in place. What cannot (column slices, tensors that would lie
-//!    misaligned, tensors to be converted, crumbs) is read into staging buffers, near extents merged, and copied or
+//!    misaligned, tensors to be converted, small pieces) is read into staging buffers, near extents merged, and copied or
 //!    converted piece by piece. Of a segment that the device reads itself the whole blocks go so; the rest is staged.
 //! 3. *Route.* Each read goes past the page cache or through it by what is resident in its range.
 
@@ -25,8 +25,8 @@ use crate::device::{BlockScale, Cast, DeviceLimits, MAX_PIECES, Piece};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided, align_down, align_up, congruent_up};
-use crate::host;
-use crate::source::{Limits, Residency, Route};
+use crate::memory;
+use crate::storage::{Limits, Residency, Route};
 
 /// Above this share of resident bytes a read goes through the page cache. Break-even on the machines measured: reading a
 /// cold page buffered costs twice what it costs direct, a warm one a sixth.
@@ -48,7 +48,7 @@ const SHIFTED_ALIGN: u64 = 64;
 const WIDEST_ELEMENT_BYTES: u64 = 8;
 
 /// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
-const HUGE_PAGE_BYTES: u64 = host::HUGE_PAGE_BYTES as u64;
+const HUGE_PAGE_BYTES: u64 = memory::HUGE_PAGE_BYTES as u64;
 
 /// One tensor to load: its bytes come from `runs`.
 #[derive(Debug, Clone)]

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::load::open_same;
 use crate::os;
 use crate::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
-use crate::source::{Fallbacks, LocalStorage, MappedFile, OpenFile};
+use crate::storage::{Fallbacks, LocalStorage, MappedFile, OpenFile};
 use crate::tensor::{Element, cast};
 
 /// Bytes that are copied out of a mapping at a time for hashing.

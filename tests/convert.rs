@@ -12,9 +12,9 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
+use vramp::durable::{FileStore, Found, NewFile, Store, is_temporary};
 use vramp::error::Error;
 use vramp::save::{ConvertOptions, Target, convert};
-use vramp::store::{FileStore, Found, NewFile, Store, is_temporary};
 use vramp::testing::Random;
 use vramp::testing::torch::{Pickle, TensorOver, archive, state_dict};
 

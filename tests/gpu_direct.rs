@@ -10,7 +10,7 @@ use vramp::device::{CpuDevice, Device};
 use vramp::load::{Cancel, Loaded, Loader, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::Staging;
-use vramp::source::{Fallback, Route};
+use vramp::storage::{Fallback, Route};
 use vramp::testing::{
     DirectDevice, DirectTrouble, FaultySource, Gate, MemoryFile, ShuffledQueue, Synthetic, Trouble, watched,
 };

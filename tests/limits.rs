@@ -10,7 +10,7 @@ use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::load::{Convert, LimitPlace, LimitRates, Loader, MeasuredLimit, MeasuredLimits, TransferOptions};
 use vramp::plan::RouteChoice;
 use vramp::report::{Report, Stage};
-use vramp::source::Residency;
+use vramp::storage::Residency;
 use vramp::testing::Synthetic;
 
 use super::cli::{Said, command, folder, safetensors, vramp};

@@ -8,10 +8,10 @@ use vramp::checkpoint::Selection;
 use vramp::convert::Float;
 use vramp::device::{Arena, CpuDevice, Device, DeviceLimits, NullDevice, Stream};
 use vramp::load::{Cancel, Convert, Loaded, Loader, Observer, TransferOptions};
+use vramp::memory::staging::StagingPool;
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::{Stage, Staging};
-use vramp::source::{Completed, Fallbacks, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
-use vramp::staging::StagingPool;
+use vramp::storage::{Completed, Fallbacks, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
 use vramp::testing::{
     FaultySource, Gate, LazyDevice, MemoryFile, Pace, PacedDevice, Random, ShuffledQueue, Synthetic, Trouble, watched,
 };

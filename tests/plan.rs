@@ -10,7 +10,7 @@ use vramp::device::{BlockScale, Cast, DeviceLimits};
 use vramp::dtype::Dtype;
 use vramp::extent::{Extent, Strided};
 use vramp::plan::{Landing, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Transfer, Wanted, WantedCast, plan};
-use vramp::source::{Limits, Residency, Route};
+use vramp::storage::{Limits, Residency, Route};
 
 #[derive(Debug, Clone)]
 struct Case {

@@ -9,10 +9,10 @@ use vramp::Error;
 use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
 use vramp::convert::Float;
 use vramp::device::{CpuDevice, Device};
+use vramp::durable::FileStore;
 use vramp::load::{Convert, Loaded, Loader, TransferOptions};
 use vramp::report::Staging;
 use vramp::save::{ConvertOptions, Converted, Target, convert};
-use vramp::store::FileStore;
 use vramp::testing::{LazyDevice, Random, watched};
 
 use crate::cli::safetensors;

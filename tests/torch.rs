@@ -233,7 +233,7 @@ fn a_plain_tensor_streams_from_where_it_lies_and_a_made_one_is_sliced_and_compar
     let (_dir, path) = written(&archive(&dict, &[("0", &data(24))]));
     let checkpoint = Checkpoint::open(&path).unwrap();
     assert_eq!(checkpoint.format(), Format::TorchZip);
-    assert_eq!(checkpoint.shards().iter().map(|shard| shard.made.is_some()).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(checkpoint.shards().iter().map(|shard| shard.derived.is_some()).collect::<Vec<_>>(), [false, true]);
     assert_eq!(checkpoint.tensor("plain").unwrap().shard(), 0);
     assert_eq!(checkpoint.shared().len(), 1);
     let rows = SliceRequest { name: "turned".into(), dim: 1, range: 2..4 };

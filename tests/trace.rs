@@ -16,7 +16,7 @@ use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::load::{Convert, Loader, Observer, TraceEvent, TraceLane, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::{Report, Staging};
-use vramp::source::{Engine, QueueOptions, Route};
+use vramp::storage::{Engine, QueueOptions, Route};
 use vramp::testing::{FaultySource, LazyDevice, ShuffledQueue, Synthetic, Trouble, watched};
 
 /// Keeps what it is told.

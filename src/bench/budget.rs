@@ -14,7 +14,7 @@ use crate::checkpoint::{Checkpoint, Shard};
 use crate::device::{Device, NullDevice};
 use crate::error::Result;
 use crate::load::open_same;
-use crate::source::{Engine, Fallbacks, Route};
+use crate::storage::{Engine, Fallbacks, Route};
 
 /// The reads that ask a storage for its rate: enough at once for a fast one, little enough for a slow one.
 const PROBE: ReadWay = ReadWay { route: Route::Direct, engine: Engine::Auto, block_bytes: 1 << 20, at_once: 4 };
@@ -70,7 +70,7 @@ pub(super) fn most_bytes(
     options: &Options,
 ) -> Result<Option<(u64, String)>> {
     let Some(seconds) = options.effort.most_seconds else { return Ok(None) };
-    let largest = checkpoint.shards().iter().filter(|shard| shard.made.is_none()).max_by_key(|shard| shard.bytes);
+    let largest = checkpoint.shards().iter().filter(|shard| shard.derived.is_none()).max_by_key(|shard| shard.bytes);
     let storage = largest.map(|shard| rate(shard, options)).transpose()?.flatten();
     let limits = device.limits();
     let fresh_memory = if limits.host_visible && limits.keeps { Some(fresh_memory_rate()?) } else { None };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::load::Cancel;
 use crate::os::{self, Advice};
-use crate::source::{Fallbacks, LocalStorage, Route, Storage};
+use crate::storage::{Fallbacks, LocalStorage, Route, Storage};
 
 /// Bytes of a read that fills the page cache.
 const READ_BYTES: usize = 4 << 20;

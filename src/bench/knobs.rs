@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::bed::Bed;
 use super::survey;
+use super::testbed::TestBed;
 use crate::load::{MOST_AT_ONCE, Profile, TransferOptions};
 use crate::plan::LoadPlan;
 use crate::report::Staging;
-use crate::source::Engine;
+use crate::storage::Engine;
 
 const MIB: usize = 1 << 20;
 
@@ -33,7 +33,7 @@ impl Value {
 }
 
 /// The knobs that mean something for loads by this plan.
-pub(super) fn of(bed: &Bed<'_>, cold: bool, plan: &LoadPlan) -> Vec<Knob> {
+pub(super) fn of(bed: &TestBed<'_>, cold: bool, plan: &LoadPlan) -> Vec<Knob> {
     let usual = bed.transfer();
     let staged = survey::staged_bytes(plan) > plan.read_bytes() / 100;
     let staging = usual.staging.map_or(bed.device.limits().staging, |it| (it.count, it.bytes));

@@ -5,7 +5,6 @@
 //! `cache` sees to the page cache, `survey` chooses what to try, `rounds` loads, `predict` compares, `tune` searches options among
 //! those of `knobs`, `limits` is what later loads are compared with. It prints nothing, reads no environment, and knows no device by name.
 
-mod bed;
 mod budget;
 mod cache;
 mod data;
@@ -16,12 +15,13 @@ mod part;
 mod predict;
 mod reads;
 mod rounds;
-mod subject;
 mod survey;
+mod testbed;
 #[cfg(test)]
 mod tests;
 mod tune;
 mod uploads;
+mod workload;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,17 +35,17 @@ pub use data::{
 pub use predict::{judge, predict};
 pub use tune::{TuneTrial, Tuning, tune};
 
-use bed::Bed;
 use budget::Clock;
-use subject::Loadable;
 use survey::Survey;
+use testbed::TestBed;
+use workload::Loadable;
 
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::device::Device;
 use crate::error::Result;
 use crate::load::{LimitPlace, TransferOptions};
 use crate::os;
-use crate::source::{Fallbacks, LocalStorage, Storage};
+use crate::storage::{Fallbacks, LocalStorage, Storage};
 
 /// Opens the device: the benchmark does it, because what that takes is one of the stages.
 pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
@@ -147,7 +147,7 @@ fn bench(
     let (device, context) = survey::open_device(options)?;
     let subject = Loadable::of(checkpoint, &*device, options)?;
     let mut warnings = subject.warnings();
-    let (bed, plan) = Bed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
+    let (bed, plan) = TestBed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
     let mut survey = Survey::new(bed, &plan, &fallbacks)?;
     let clock = Clock { began, most_seconds: options.effort.most_seconds };
     survey.measure(&clock, progress)?;

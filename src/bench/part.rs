@@ -209,7 +209,7 @@ mod tests {
         sizes.filter(|size| *size < below).sum::<u64>() as f64 / all as f64
     }
 
-    /// Checkpoints: layers that repeat, sorted by size, by type, in any order; with giants, with crumbs.
+    /// Checkpoints: layers that repeat, sorted by size, by type, in any order; with giants, with very small tensors.
     fn checkpoints() -> impl Strategy<Value = Vec<u64>> {
         let kinds = prop::collection::vec((8u32..28, 1usize..200), 1..9);
         (kinds, 0u8..4, 1usize..40, any::<u64>()).prop_map(|(kinds, order, repeat, seed)| {

@@ -11,8 +11,8 @@ use super::data::{Sample, Setting};
 use crate::device::{CpuDevice, Device, Region};
 use crate::error::{Error, Result};
 use crate::load::Cancel;
-use crate::source::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, Route, Source, Target, queue};
-use crate::staging::StagingPool;
+use crate::memory::staging::StagingPool;
+use crate::storage::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, Route, Source, Target, queue};
 
 /// How much of the files a sample reads.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::bed::Bed;
 use super::budget::Clock;
 use super::cache::TOLERANCE;
 use super::data::{
@@ -11,10 +10,11 @@ use super::data::{
 };
 use super::predict::{judge, predict};
 use super::survey::{Survey, Way, staged_bytes, staged_pieces};
+use super::testbed::TestBed;
 use crate::error::{Error, Result};
 use crate::load::{Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
 use crate::plan::LoadPlan;
-use crate::source::Route;
+use crate::storage::Route;
 
 /// Rounds that differ by more than this factor tell of other work on the machine.
 const UNQUIET: f64 = 1.5;
@@ -168,7 +168,7 @@ impl Course {
     }
 
     /// One load, observed.
-    fn load(&mut self, bed: &Bed<'_>) -> Result<Prepared> {
+    fn load(&mut self, bed: &TestBed<'_>) -> Result<Prepared> {
         bed.touch()?;
         let recorder = Arc::new(Recorder::default());
         let observer: Option<Arc<dyn Observer>> = Some(Arc::clone(&recorder) as Arc<dyn Observer>);

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::bed::Bed;
 use super::budget::{Clock, SURVEYING};
 use super::data::{BenchStage, CacheState, Sample, Setting, StageBench, Trial};
 use super::memory::{self, CopyTarget};
 use super::reads::{self, Portion, ReadWay, Tape};
+use super::testbed::TestBed;
 use super::uploads::{self, UploadWay};
 use super::{Effort, Options};
 use crate::convert::Float;
@@ -20,7 +20,7 @@ use crate::extent::align_up;
 use crate::load::TransferOptions;
 use crate::os;
 use crate::plan::{Landing, LoadPlan, PlacedPiece, RouteChoice};
-use crate::source::{Engine, Fallbacks, Route};
+use crate::storage::{Engine, Fallbacks, Route};
 
 const MIB: u64 = 1 << 20;
 
@@ -60,7 +60,7 @@ struct Stage {
 
 /// Everything that measuring stages takes.
 pub(super) struct Survey<'a> {
-    pub(super) bed: Bed<'a>,
+    pub(super) bed: TestBed<'a>,
     /// How the loads move bytes.
     transfer: TransferOptions,
     fallbacks: &'a Fallbacks,
@@ -78,7 +78,7 @@ pub(super) fn open_device(options: &Options) -> Result<(Arc<dyn Device>, Sample)
 
 impl<'a> Survey<'a> {
     /// A survey of what a load by this plan passes.
-    pub(super) fn new(bed: Bed<'a>, plan: &LoadPlan, fallbacks: &'a Fallbacks) -> Result<Survey<'a>> {
+    pub(super) fn new(bed: TestBed<'a>, plan: &LoadPlan, fallbacks: &'a Fallbacks) -> Result<Survey<'a>> {
         let tape = Tape::new(bed.subject.parts(plan, &*bed.options.storage, fallbacks)?)?;
         let mut survey = Survey { transfer: bed.transfer(), bed, fallbacks, tape, stages: Vec::new() };
         survey.stages = survey.choose(plan);

@@ -14,7 +14,7 @@ use crate::dtype::Dtype;
 use crate::extent::Extent;
 use crate::load::{Cancel, Convert};
 use crate::report::Staging;
-use crate::source::{FileSystem, OpenFile, Residency, Route};
+use crate::storage::{FileSystem, OpenFile, Residency, Route};
 use crate::testing::{MemoryFile, MemoryStorage, Pace, PacedDevice, PacedSource, watched};
 
 const BYTES: u64 = 4 << 20;
@@ -76,7 +76,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         Some(pace) => file.with_source(Route::Direct, |inner| Arc::new(PacedSource::new(inner, pace))),
         None => file,
     };
-    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity(), made: None };
+    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity(), derived: None };
     let storage = MemoryStorage::new();
     storage.insert(Arc::new(file));
     let tensor = |index: u64| TensorInfo {

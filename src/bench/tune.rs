@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::bed::Bed;
 use super::cache::TOLERANCE;
 use super::data::{CacheState, Spread};
 use super::knobs::{self, Knob, Value};
-use super::subject::Loadable;
+use super::testbed::TestBed;
+use super::workload::Loadable;
 use super::{Options, survey};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -105,7 +105,7 @@ pub(super) fn tune_on(
     let began = Instant::now();
     let (device, _) = survey::open_device(options)?;
     let subject = Loadable::of(checkpoint, &*device, options)?;
-    let (bed, plan) = Bed::new(&subject, device, options, None)?;
+    let (bed, plan) = TestBed::new(&subject, device, options, None)?;
     let states = states(&bed)?;
     let knobs = knobs::of(&bed, states.contains(&CacheState::Cold), &plan);
     let usual = Profile::of(&bed.transfer(), &device_name(&bed), &subject.file_system);
@@ -116,19 +116,19 @@ pub(super) fn tune_on(
 }
 
 /// The states that can be had: files that stay in the page cache are never cold.
-fn states(bed: &Bed<'_>) -> Result<Vec<CacheState>> {
+fn states(bed: &TestBed<'_>) -> Result<Vec<CacheState>> {
     bed.reach(CacheState::Cold)?;
     let cold = !bed.subject.in_memory && bed.resident()? <= TOLERANCE;
     Ok(if cold { vec![CacheState::Cold, CacheState::Warm] } else { vec![CacheState::Warm] })
 }
 
-fn device_name(bed: &Bed<'_>) -> String {
+fn device_name(bed: &TestBed<'_>) -> String {
     bed.device.product().unwrap_or_else(|| bed.device.name())
 }
 
 /// Loads of a checkpoint on this machine.
 struct Loads<'a> {
-    bed: &'a Bed<'a>,
+    bed: &'a TestBed<'a>,
     began: Instant,
 }
 
@@ -322,7 +322,7 @@ fn median(ratios: &[f64]) -> f64 {
 mod tests {
     use super::super::knobs::tests::every_knob;
     use super::*;
-    use crate::source::Engine;
+    use crate::storage::Engine;
 
     /// Loads that take what a formula says, by a clock of their own.
     struct Formula<F> {

@@ -10,8 +10,8 @@ use crate::convert::Float;
 use crate::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, View, Written};
 use crate::error::{Error, Result};
 use crate::load::Cancel;
-use crate::source::Fallbacks;
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::memory::staging::{StagingBuffer, StagingPool};
+use crate::storage::Fallbacks;
 
 /// Device memory that samples write to and read from, in bytes, at most.
 const ARENA_BYTES: u64 = 1 << 30;

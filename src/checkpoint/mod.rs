@@ -6,7 +6,9 @@
 
 mod cast_notes;
 mod casts;
+mod combine;
 mod dcp;
+mod derived;
 mod finding;
 mod folder;
 mod four_bit;
@@ -14,11 +16,9 @@ mod hub;
 pub mod index;
 mod json;
 mod lookalike;
-mod made;
 mod merge;
 mod nearest;
 mod open;
-mod parts;
 pub mod pickle;
 mod quantised;
 mod rank_files;
@@ -36,9 +36,9 @@ pub mod torch;
 
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor, ScaleSource};
+pub use derived::Recipe;
 pub use finding::{Finding, Severity, Spot};
 pub(crate) use folder::{FolderChoice, choose_in_folder, pytorch_in_folder};
-pub use made::Recipe;
 pub(crate) use nearest::no_tensor;
 pub use open::OpenOptions;
 pub use records::StaleRecords;
@@ -55,7 +55,7 @@ use std::sync::Arc;
 use crate::dtype::Dtype;
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::counted;
-use crate::source::Identity;
+use crate::storage::Identity;
 
 /// One weight file.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ pub struct Shard {
     /// What the file was when its header was read; a load refuses a file that is no longer the same.
     pub identity: Identity,
     /// How the shard's bytes are made of the file's, where they do not lie in it as they are loaded; `bytes` counts what is made.
-    pub made: Option<Arc<Recipe>>,
+    pub derived: Option<Arc<Recipe>>,
 }
 
 /// The format of a checkpoint's files.

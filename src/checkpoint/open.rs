@@ -11,7 +11,7 @@ use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
 use super::torch::bytes::{self, Window};
-use super::{Checkpoint, hub, lookalike, merge, nearest, parts, rank_files, shard, torch};
+use super::{Checkpoint, combine, hub, lookalike, merge, nearest, rank_files, shard, torch};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 
@@ -276,7 +276,7 @@ fn open_each(
     options: &OpenOptions,
 ) -> Result<Checkpoint> {
     let parts = files.map(|file| open_file(&file, options)).collect::<Result<Vec<_>>>()?;
-    parts::join(path, parts, index)
+    combine::join(path, parts, index)
 }
 
 /// The names of a folder, sorted.

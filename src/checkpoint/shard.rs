@@ -14,7 +14,7 @@ use super::Shard;
 use super::safetensors::{self, Header, LENGTH_BYTES, Rejected};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, quoted};
-use crate::source::Identity;
+use crate::storage::Identity;
 
 /// Bytes read at first: most headers fit, so that one read does.
 const FIRST_READ: u64 = 64 << 10;
@@ -95,7 +95,7 @@ pub(crate) fn read_head(path: &Path, limit: u64) -> Result<Head> {
         None => safetensors::parse(&read(&file, path, LENGTH_BYTES, header_bytes)?, bytes),
     };
     let header = header.map_err(|fault| Error::malformed(path, fault))?;
-    Ok(Head { shard: Shard { path: path.to_owned(), bytes, identity: identity(&metadata), made: None }, header })
+    Ok(Head { shard: Shard { path: path.to_owned(), bytes, identity: identity(&metadata), derived: None }, header })
 }
 
 fn in_memory(beginning: &[u8], header_bytes: u64) -> Option<&[u8]> {

@@ -19,7 +19,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
-use crate::source::{Fallbacks, LocalStorage, Route, Source, Storage};
+use crate::storage::{Fallbacks, LocalStorage, Route, Source, Storage};
 
 /// The longest specification that is read, in bytes.
 const MAX_SPEC_BYTES: u64 = 1 << 30;

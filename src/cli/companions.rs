@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use vramp::Error;
 use vramp::checkpoint::Checkpoint;
+use vramp::durable::{FileStore, Kind, Store, folder_of, is_temporary};
 use vramp::save::{self, Target};
-use vramp::store::{FileStore, Kind, Store, folder_of, is_temporary};
 
 use super::interrupt::Interrupt;
 use super::output::Failure;

@@ -7,9 +7,9 @@ use std::time::Instant;
 use serde_json::json;
 use vramp::Error;
 use vramp::checkpoint::{Checkpoint, Selection};
+use vramp::durable::FileStore;
 use vramp::load::{Convert, TransferOptions};
 use vramp::save::{self, ConvertOptions, Converted, MAX_SHARD_BYTES, Target, Ties};
-use vramp::store::FileStore;
 
 use super::args::{ConversionArgs, ProgressArg, TiesArg};
 use super::companions::{Companions, Left};

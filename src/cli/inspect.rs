@@ -141,7 +141,7 @@ pub(crate) fn counted_files(shards: &[Shard]) -> String {
 pub(crate) fn file_names(shards: &[Shard]) -> Vec<String> {
     let name = |shard: &Shard| {
         let name = shard.path.file_name().unwrap_or(shard.path.as_os_str()).to_string_lossy().into_owned();
-        let made = if shard.made.is_some() { " (rearranged)" } else { "" };
+        let made = if shard.derived.is_some() { " (rearranged)" } else { "" };
         format!("{}{made}", text::escape(&name))
     };
     shards.iter().map(name).collect()
@@ -216,7 +216,7 @@ fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Opt
     let shard = |shard: &Shard| ShardListed {
         path: shard.path.display().to_string(),
         bytes: shard.bytes,
-        made: shard.made.is_some(),
+        made: shard.derived.is_some(),
     };
     Inspected {
         path: checkpoint.path().display().to_string(),

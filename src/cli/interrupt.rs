@@ -16,10 +16,10 @@ use std::thread;
 use std::time::Duration;
 
 use vramp::Error;
+use vramp::durable::FileStore;
 use vramp::load::Cancel;
 use vramp::os::{self, BlockedSignals};
 use vramp::save::Leftovers;
-use vramp::store::FileStore;
 
 use super::output::{Failure, Output};
 

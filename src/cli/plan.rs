@@ -8,7 +8,7 @@ use std::path::Path;
 use vramp::checkpoint::Shard;
 use vramp::load::Prepared;
 use vramp::plan::{Landing, Transfer};
-use vramp::source::Route;
+use vramp::storage::Route;
 
 use super::inspect::file_names;
 use super::screen::Screen;

@@ -219,7 +219,7 @@ fn or_unknown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use vramp::report::{Cache, MainStage, Measured, Routes, Staging};
-    use vramp::source::Fallback;
+    use vramp::storage::Fallback;
 
     use super::*;
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use vramp::checkpoint::Shard;
 use vramp::load::{self, Observer, TraceEvent, TraceLane, TracePlace};
 use vramp::plan::LoadPlan;
-use vramp::source::Route;
+use vramp::storage::Route;
 
 use super::output::Failure;
 use super::whole_file::WholeFile;

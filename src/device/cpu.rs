@@ -15,9 +15,9 @@ use super::{
 use crate::convert::{Table, convert};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
-use crate::host::HostBlock;
+use crate::memory::HostBlock;
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
-use crate::staging::{StagingBuffer, StagingPool};
 
 /// Host memory.
 #[derive(Debug, Default)]

@@ -23,7 +23,7 @@ pub use region::{Arena, Memory, Region, View, Written};
 use crate::convert::{Float, Scales, Table};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 
 /// Where tensors end up.
 pub trait Device: Send + Sync {
@@ -171,7 +171,7 @@ impl Piece {
     }
 
     /// Whether starting a copy of its own costs more than the copy: a few bytes, or many short rows.
-    pub fn is_crumb(&self) -> bool {
+    pub fn is_small(&self) -> bool {
         self.cast.is_none() && if self.count > 1 { self.run < CRUMB_ROW_BYTES } else { self.run < CRUMB_BYTES }
     }
 }
@@ -224,7 +224,7 @@ pub struct StreamNeeds {
     /// The conversions that pieces have, each once.
     pub casts: Vec<(Float, Float)>,
     /// Small pieces and short runs, in all uploads together: worth collecting on the device where they are many.
-    pub crumbs: u64,
+    pub small_pieces: u64,
     /// The tables that [`BlockScale`] counts.
     pub scales: Vec<Table>,
 }

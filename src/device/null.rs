@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::{Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
-use crate::staging::{StagingBuffer, StagingPool};
 
 /// A device without memory.
 #[derive(Debug, Default)]

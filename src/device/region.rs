@@ -18,7 +18,7 @@ use super::null::Nothing;
 use crate::convert::transpose;
 use crate::digest;
 use crate::error::{Error, Result};
-use crate::host::HostBlock;
+use crate::memory::HostBlock;
 use crate::os;
 
 /// Memory of a device that the host cannot address.

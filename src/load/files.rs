@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::os;
 use crate::plan::LoadPlan;
-use crate::source::{Fallbacks, GpuDirect, OpenFile, Route, Source, Storage};
+use crate::storage::{Fallbacks, GpuDirect, OpenFile, Route, Source, Storage};
 
 /// The shards that are open now: each from its first transfer to its last, and not too many at once.
 pub(super) struct Files<'a> {

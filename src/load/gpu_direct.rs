@@ -22,7 +22,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided};
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
-use crate::source::{Fallbacks, GPU_DIRECT, GpuDirect, Limits, Route};
+use crate::storage::{Fallbacks, GPU_DIRECT, GpuDirect, Limits, Route};
 
 /// What the word is in the list of fallbacks.
 pub(super) const WHAT: &str = "gpu-direct";
@@ -105,7 +105,7 @@ impl Loader {
     /// Where it was asked for: lets the device read all files that it takes.
     pub(super) fn ask_gpu_direct(&self, shards: &[Shard], facts: &mut [ShardFacts]) -> Result<()> {
         let Some(reads) = self.consent.reads(&*self.device, false, &self.fallbacks) else { return Ok(()) };
-        let lying = |(facts, shard): &(&mut ShardFacts, &Shard)| facts.is_used() && shard.made.is_none();
+        let lying = |(facts, shard): &(&mut ShardFacts, &Shard)| facts.is_used() && shard.derived.is_none();
         for (facts, shard) in facts.iter_mut().zip(shards).filter(lying) {
             let file_system = shard.identity.device;
             let takes = match self.consent.known(file_system) {
@@ -140,7 +140,7 @@ impl Loader {
                 _ => false,
             };
             let same = facts.iter_mut().zip(shards);
-            let same = same.filter(|(_, shard)| shard.identity.device == file_system && shard.made.is_none());
+            let same = same.filter(|(_, shard)| shard.identity.device == file_system && shard.derived.is_none());
             let used = same.map(|(facts, _)| facts).filter(|facts| facts.is_used());
             used.for_each(|facts| facts.gpu_direct = pays.then_some(GPU_DIRECT));
         }
@@ -197,7 +197,7 @@ impl Loader {
     /// Carries out a plan of no consequence: the bytes that the device read itself, and all bytes per second.
     fn try_out(&self, shards: &[Shard], plan: &LoadPlan) -> Result<(u64, f64)> {
         let mut engine = self.engine(plan)?;
-        let (regions, _written) = self.get_ready(shards, plan, self.device.alloc(plan.arena_bytes)?, &mut engine)?;
+        let (regions, _written) = self.set_up(shards, plan, self.device.alloc(plan.arena_bytes)?, &mut engine)?;
         let options = TransferOptions { observer: None, ..self.options.clone() };
         let started = Instant::now();
         let mut meter = Meter::new(started, Tracer::silent());
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::Selection;
     use crate::plan::LoadPlan;
-    use crate::source::Residency;
+    use crate::storage::Residency;
     use crate::testing::{DirectDevice, DirectTrouble, MemoryFile, Synthetic, watched};
 
     /// Small enough for a test.

@@ -6,7 +6,7 @@ use super::Prepared;
 use super::trace::Tracer;
 use crate::os;
 use crate::report::{MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
-use crate::source::{Fallback, Route};
+use crate::storage::{Fallback, Route};
 
 /// The lane of reads past the page cache, by its index.
 pub(super) const DIRECT: usize = 0;

@@ -54,15 +54,15 @@ use crate::convert::{Float, Table};
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::{align_down, align_up};
+use crate::memory::staging::StagingPool;
 use crate::os;
 use crate::plan::{
     self, GlobalScale, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast,
 };
 use crate::report::{Cache, Report, StageTime, Staging};
-use crate::source::{
+use crate::storage::{
     Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
 };
-use crate::staging::StagingPool;
 use crate::tensor::Tensor;
 
 /// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
@@ -420,7 +420,7 @@ impl Loader {
         let allocating = Instant::now();
         let fresh = arena.is_none();
         let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
-        let (regions, written) = self.get_ready(checkpoint.shards(), plan, arena, &mut engine)?;
+        let (regions, written) = self.set_up(checkpoint.shards(), plan, arena, &mut engine)?;
         if let Some(readiness) = readiness {
             readiness.begin(written.clone());
         }
@@ -455,7 +455,7 @@ impl Loader {
     }
 
     /// Divides the arena as the plan wants it, and tells the stream what is to come.
-    fn get_ready(
+    fn set_up(
         &self,
         shards: &[Shard],
         plan: &LoadPlan,
@@ -566,7 +566,7 @@ impl Loader {
 
     fn facts_of(&self, shard: &Shard, file: &dyn OpenFile) -> ShardFacts {
         let system = file.file_system();
-        let lies_there = shard.made.is_none();
+        let lies_there = shard.derived.is_none();
         let may_be_direct = lies_there && !system.network && !system.memory;
         let wants_direct = !matches!(self.options.route, RouteChoice::Buffered | RouteChoice::Mapped);
         // What was asked for is asked of the file even where it cannot be had: the file notes why.
@@ -591,7 +591,7 @@ impl Loader {
 
     /// Notes that a route was asked for and a shard has none, because its bytes do not lie in the file as they are loaded.
     fn note_made(&self, what: &str, shard: &Shard) {
-        if shard.made.is_some() {
+        if shard.derived.is_some() {
             let why =
                 "some tensors do not lie in their file as they are loaded (they are deflated, strided or big-endian)";
             self.fallbacks.note(what, format!("{why}; read through the page cache"));
@@ -683,10 +683,10 @@ fn needs(plan: &LoadPlan, staging: Staging, scales: Vec<Table>) -> StreamNeeds {
         plan::Landing::InPlace { .. } => &[][..],
         plan::Landing::Staged { pieces } => pieces,
     });
-    let crumbs = pieces.clone().filter(|placed| placed.piece.is_crumb()).count() as u64;
+    let small_pieces = pieces.clone().filter(|placed| placed.piece.is_small()).count() as u64;
     let casts: HashSet<_> = pieces.filter_map(|placed| placed.piece.cast).map(|cast| (cast.from, cast.to)).collect();
     let casts = casts.into_iter().collect();
-    StreamNeeds { buffers: staging.count, buffer_bytes: staging.bytes, casts, crumbs, scales }
+    StreamNeeds { buffers: staging.count, buffer_bytes: staging.bytes, casts, small_pieces, scales }
 }
 
 /// All tensors of a finished plan, under all their names, sorted.

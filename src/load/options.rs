@@ -10,7 +10,7 @@ use crate::checkpoint::{OpenOptions, Selection};
 use crate::device::{CpuDevice, Device};
 use crate::plan::{LoadPlan, RouteChoice};
 use crate::report::Staging;
-use crate::source::QueueOptions;
+use crate::storage::QueueOptions;
 
 /// Is told how many bytes of how many are done. It is called from the working thread and must return soon.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;

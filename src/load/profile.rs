@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::TransferOptions;
 use crate::error::{Error, Result};
 use crate::report::Staging;
-use crate::source::{Engine, QueueOptions};
+use crate::storage::{Engine, QueueOptions};
 
 /// The version of the file's form.
 const VERSION: u32 = 1;

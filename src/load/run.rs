@@ -17,9 +17,9 @@ use super::trace::{Span, TraceLane};
 use super::{Engine, TransferOptions};
 use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::plan::{Landing, LoadPlan, PlacedPiece, Transfer};
-use crate::source::{Completed, Read, ReadQueue, Route, Target};
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::storage::{Completed, Read, ReadQueue, Route, Target};
 
 /// Transfers of one kind of route, in order; the kinds run side by side.
 #[derive(Default)]

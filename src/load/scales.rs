@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::os;
 use crate::plan::{GlobalScale, LoadPlan, ScaleTable};
-use crate::source::{Fallbacks, OpenFile, Route, Source, Storage};
+use crate::storage::{Fallbacks, OpenFile, Route, Source, Storage};
 
 /// Reads the tables of a plan, in its order.
 pub(super) fn read(
@@ -122,7 +122,7 @@ mod tests {
     fn a_table_that_is_cut_by_columns_is_put_together_again() {
         let storage = MemoryStorage::new();
         let file = MemoryFile::new("s", vec![127, 128, 131, 132, 129, 130, 133, 134]);
-        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity(), made: None };
+        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity(), derived: None };
         storage.insert(std::sync::Arc::new(file));
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
         let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
@@ -149,7 +149,7 @@ mod tests {
         ] {
             let storage = MemoryStorage::new();
             let file = MemoryFile::new("s", value.to_le_bytes().to_vec());
-            let shard = Shard { path: "s".into(), bytes: 4, identity: file.identity(), made: None };
+            let shard = Shard { path: "s".into(), bytes: 4, identity: file.identity(), derived: None };
             storage.insert(std::sync::Arc::new(file));
             let run = Strided { shard: 0, offset: 0, run: 4, stride: 4, count: 1, at: 0, at_stride: 4 };
             let mut files =

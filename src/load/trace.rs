@@ -12,7 +12,7 @@ use super::{Observer, Prepared};
 use crate::device::DeviceLimits;
 use crate::extent::ShardIndex;
 use crate::plan::Transfer;
-use crate::source::Route;
+use crate::storage::Route;
 
 /// Who was busy. Several readers and several uploads are busy at the same time; the loop does one thing after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -270,7 +270,7 @@ impl Work<'_> {
 
 /// Whether a file has the bytes of a tensor as they are loaded, so that a part of them can be read alone.
 fn lies_as_loaded(checkpoint: &Checkpoint, info: &TensorInfo) -> bool {
-    let lies = |shard: u32| checkpoint.shards().get(shard as usize).is_some_and(|shard| shard.made.is_none());
+    let lies = |shard: u32| checkpoint.shards().get(shard as usize).is_some_and(|shard| shard.derived.is_none());
     match &info.data {
         TensorData::Whole(extent) => lies(extent.shard),
         TensorData::Parts(parts) => parts.iter().all(|part| lies(part.extent.shard)),

@@ -18,10 +18,10 @@ use crate::checkpoint::{
 };
 use crate::device::Cast;
 use crate::dtype::Dtype;
+use crate::durable::Store;
 use crate::error::{Error, Listed, Result};
 use crate::fault::quoted;
 use crate::load::{Progress, TransferOptions};
-use crate::store::Store;
 
 /// Keys of the metadata that describe how a checkpoint was cut into files, and are wrong of any other cut.
 const OF_THE_CUT: &str = "DCP_";
@@ -99,7 +99,7 @@ pub struct Converted {
 /// use vramp::convert::Float;
 /// use vramp::load::{Convert, TransferOptions};
 /// use vramp::save::{ConvertOptions, Target, convert};
-/// use vramp::store::FileStore;
+/// use vramp::durable::FileStore;
 ///
 /// let half = Convert { to: Float::BF16, allow_overflow: false };
 /// let transfer = TransferOptions { convert: Some(half), ..TransferOptions::default() };

@@ -2,15 +2,15 @@
 //!
 //! Temporary files, numbered files that no index names yet, a folder that was made: all of it is one list, emptied by the switch
 //! or by removing what is on it. The first temporary file of a save stays open and locked until then, so that other processes can tell
-//! a save under way from one that was killed (`store::remove_abandoned`).
+//! a save under way from one that was killed (`durable::remove_abandoned`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::publish::mode_of;
+use crate::durable::{self, NewFile, Store, folder_of};
 use crate::error::{Error, Result};
-use crate::store::{self, NewFile, Store, folder_of};
 
 /// Names that are tried for a temporary file, at most.
 const TEMPORARIES: u64 = 100_000;
@@ -70,8 +70,8 @@ impl Leftovers {
         let mut count = state.paths.len() as u64;
         loop {
             let path = match &state.first {
-                None => store::temporary(folder, count),
-                Some(first) => store::temporary_after(first, count),
+                None => durable::temporary(folder, count),
+                Some(first) => durable::temporary_after(first, count),
             };
             match store.create(&path, mode) {
                 Ok(file) => {

@@ -23,10 +23,10 @@ pub use layout::{Layout, Notes, Outline, Shard};
 pub use leftovers::{Leftovers, write_file};
 
 use crate::digest::{Digest, Hasher};
+use crate::durable::{self, FileStore, NewFile, Store};
 use crate::error::{Error, Listed, Result};
 use crate::fault::{counted, quoted};
 use crate::load::Cancel;
-use crate::store::{self, FileStore, NewFile, Store};
 use crate::tensor::Tensor;
 use publish::Place;
 
@@ -239,10 +239,10 @@ pub fn save_to(store: &dyn Store, target: &Target, tensors: &[Input<'_>], option
 /// Removes what killed saves left where this one will write, and says so.
 fn remove_abandoned(store: &dyn Store, target: &Target) -> Option<String> {
     let folder = match target {
-        Target::File(path) => store::folder_of(path),
+        Target::File(path) => durable::folder_of(path),
         Target::Folder(path) => path,
     };
-    let removed: Listed = store::remove_abandoned(store, folder).iter().map(|name| quoted(name)).collect();
+    let removed: Listed = durable::remove_abandoned(store, folder).iter().map(|name| quoted(name)).collect();
     let what =
         || format!("removed {} that a killed save had left: {removed}", counted(removed.len(), "temporary file"));
     (!removed.is_empty()).then(what)

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use super::{Layout, Leftovers, Replace, Target};
 use crate::checkpoint::index::Index;
 use crate::checkpoint::{FolderChoice, choose_in_folder, pytorch_in_folder};
+use crate::durable::{Found, Kind, Store, folder_of};
 use crate::error::{Error, Listed, Result};
 use crate::fault::{counted, quoted, sized};
 use crate::load::Cancel;
-use crate::store::{Found, Kind, Store, folder_of};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

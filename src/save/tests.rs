@@ -10,8 +10,8 @@ use super::*;
 use crate::checkpoint::{Checkpoint, Selection};
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::durable;
 use crate::load::{Loader, Options, TransferOptions, load};
-use crate::store;
 use crate::testing::{CrashStore, LazyDevice, StoreTrouble, Synthetic, watched};
 
 /// Names and bytes.
@@ -119,7 +119,7 @@ impl Change {
 
 fn temporaries(store: &CrashStore) -> Vec<String> {
     let names = store.files().into_keys().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
-    names.filter(|name| store::is_temporary(name)).collect()
+    names.filter(|name| durable::is_temporary(name)).collect()
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn of_two_saves_that_overlap_one_is_put_in_place_and_the_other_says_so() {
             assert_eq!(change.read(&store), Some(first.clone()));
             assert_eq!(temporaries(&store), [""; 0]);
             let mut whole = after.files();
-            whole.retain(|path, _| !store::is_temporary(path.file_name().unwrap().to_str().unwrap()));
+            whole.retain(|path, _| !durable::is_temporary(path.file_name().unwrap().to_str().unwrap()));
             assert_eq!(store.files(), whole, "nothing more is there, and nothing less");
             put(&store, &change.target, &second).unwrap();
             assert_eq!(change.read(&store), Some(second));
@@ -264,7 +264,7 @@ fn many_saves_to_one_folder_at_once_leave_one_of_them_whole() {
             let codes: Vec<u8> = done.iter().filter_map(|it| it.0.as_ref().err().map(Error::exit_code)).collect();
             assert!(codes.iter().all(|code| [4, 6].contains(code)), "{done:?}");
             let names: Vec<String> = FileStore.list(&path).unwrap();
-            assert!(!names.iter().any(|name| store::is_temporary(name)), "{names:?}");
+            assert!(!names.iter().any(|name| durable::is_temporary(name)), "{names:?}");
         }
     });
 }
@@ -396,7 +396,7 @@ impl Drop for Freeing {
 }
 
 impl Store for Freeing {
-    fn examine(&self, path: &Path) -> Result<Option<store::Found>> {
+    fn examine(&self, path: &Path) -> Result<Option<durable::Found>> {
         self.inner.examine(path)
     }
 

@@ -7,7 +7,7 @@ use super::{MemoryFile, MemoryStorage, Random};
 use crate::checkpoint::{Checkpoint, Shard, TensorData, TensorInfo};
 use crate::dtype::Dtype;
 use crate::extent::Extent;
-use crate::source::{FileSystem, OpenFile, Residency};
+use crate::storage::{FileSystem, OpenFile, Residency};
 
 /// A random checkpoint, the storage that holds it, and what each tensor must be.
 pub struct Synthetic {
@@ -39,7 +39,7 @@ impl Synthetic {
             let disk = FileSystem { name: "ext4".to_owned(), network: false, memory: false };
             let file = wrap(shard, MemoryFile::new(&path, bytes).with_file_system(disk));
             file.set_residency(residency(&mut random, len));
-            listed.push(Shard { path: path.into(), bytes: len, identity: file.identity(), made: None });
+            listed.push(Shard { path: path.into(), bytes: len, identity: file.identity(), derived: None });
             storage.insert(Arc::new(file));
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));

@@ -11,7 +11,7 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 
 /// Memory that the host cannot address, written only when an upload is waited for: whoever reuses a buffer before its
 /// upload is over gets wrong bytes. Polls say "not yet" in a pattern that the seed decides.

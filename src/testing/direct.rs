@@ -12,7 +12,7 @@ use super::{Gate, LazyDevice};
 use crate::device::{Arena, Device, DeviceLimits, DirectFile, DirectReads, Region, Stream};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
-use crate::staging::StagingPool;
+use crate::memory::staging::StagingPool;
 
 /// A [`LazyDevice`] that reads files itself. Files need a descriptor
 /// ([`MemoryFile::with_descriptor`](super::MemoryFile::with_descriptor)).

@@ -11,8 +11,8 @@ use crate::device::{
 };
 use crate::error::Result;
 use crate::fallback::Fallbacks;
-use crate::source::{Limits, Route, Source};
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::memory::staging::{StagingBuffer, StagingPool};
+use crate::storage::{Limits, Route, Source};
 
 /// A thing that does one job after the other at a rate. Clones share it.
 #[derive(Clone)]

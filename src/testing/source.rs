@@ -15,12 +15,12 @@ use std::time::Instant;
 use super::Random;
 use crate::device::Arena;
 use crate::error::{Error, Result};
-use crate::host::HostBlock;
-use crate::source::{
+use crate::memory::HostBlock;
+use crate::memory::staging::StagingPool;
+use crate::storage::{
     Completed, Fallbacks, FileSystem, Identity, Limits, OpenFile, Read, ReadQueue, Residency, Route, Source, Storage,
     Target,
 };
-use crate::staging::StagingPool;
 
 // ------------------------------------------------------------------------------------------------ suites
 

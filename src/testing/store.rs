@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Random;
+use crate::durable::{self, Found, Held, Kind, NewFile, Store, folder_of};
 use crate::error::{Error, Result};
-use crate::store::{self, Found, Held, Kind, NewFile, Store, folder_of};
 
 /// What goes wrong at one step of a [`CrashStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -318,7 +318,7 @@ impl Store for CrashStore {
         let mut state = self.state();
         state.step(folder)?;
         if !state.locked.insert(folder.to_owned()) {
-            return Err(store::busy(folder));
+            return Err(durable::busy(folder));
         }
         Ok(Box::new(Locked { store: self.clone(), folder: folder.to_owned() }))
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Stdio;
 
-use vramp::store::is_temporary;
+use vramp::durable::is_temporary;
 use vramp::testing::watched;
 
 use super::{converted, converted_with_warnings, mixed, names, outputs, path, reference};

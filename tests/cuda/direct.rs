@@ -12,7 +12,7 @@ use vramp::device::{CudaDevice, forget_cufile};
 use vramp::load::{Loaded, Loader, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::Staging;
-use vramp::source::{Fallback, Route};
+use vramp::storage::{Fallback, Route};
 use vramp::testing::{Random, Synthetic, watched};
 
 use super::{Rig, scheduled, schedules};

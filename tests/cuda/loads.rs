@@ -120,7 +120,7 @@ fn a_matrix_is_transposed_by_the_gpu() {
 
 /// Many short rows and tiny tensors: collected by one kernel instead of one copy each, where there are enough of them.
 #[test]
-fn crumbs_are_collected_by_a_kernel() {
+fn small_pieces_are_collected_by_a_kernel() {
     let count = 20_500;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");

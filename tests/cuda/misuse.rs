@@ -21,7 +21,7 @@ fn upload(device: &dyn Device, piece: Piece, at: u64) -> Result<()> {
     let casts = vec![(Float::F32, Float::BF16), (Float::F8E4M3, Float::F32)];
     let codes = [127, 128, 129, 130].into();
     let scales = vec![[1.0, 2.0, 3.0, 4.0].into(), Table::Coded { codes, meaning: Meaning::Exponents }];
-    stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes, casts, crumbs: 0, scales })?;
+    stream.prepare(&StreamNeeds { buffers: 1, buffer_bytes, casts, small_pieces: 0, scales })?;
     let (regions, _) = device.alloc(1 << 16)?.carve(std::slice::from_ref(&(at..at + piece.len())))?;
     let buffer = pool.acquire().expect("nobody has it");
     stream.upload(buffer, vec![(piece, regions.into_iter().next().expect("one range"))])?.finish().map(drop)

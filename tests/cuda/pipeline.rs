@@ -12,7 +12,7 @@ use swcuda::Config;
 use vramp::checkpoint::{Checkpoint, Selection};
 use vramp::load::{Loader, TransferOptions};
 use vramp::report::Staging;
-use vramp::source::{Completed, Read, ReadQueue, Target};
+use vramp::storage::{Completed, Read, ReadQueue, Target};
 use vramp::testing::watched;
 
 use super::Rig;

@@ -4,7 +4,7 @@
 use vramp::convert::{Float, Table};
 use vramp::device::{BlockScale, Cast, Device, Piece, Region, Stream, StreamNeeds, Uploaded};
 use vramp::fallback::Fallbacks;
-use vramp::staging::StagingPool;
+use vramp::memory::staging::StagingPool;
 use vramp::testing::watched;
 
 use super::{Rig, scheduled, schedules};
@@ -17,7 +17,7 @@ fn stream(device: &dyn Device) -> (Box<dyn Stream>, StagingPool) {
     let mut stream = device.stream(None, &Fallbacks::default()).unwrap();
     let scales: Vec<Table> = vec![[1.0, 2.0].into()];
     let casts = vec![(Float::F8E4M3, Float::BF16), (Float::F32, Float::BF16)];
-    stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: BYTES, casts, crumbs: 0, scales }).unwrap();
+    stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: BYTES, casts, small_pieces: 0, scales }).unwrap();
     (stream, pool)
 }
 

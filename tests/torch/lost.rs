@@ -1,9 +1,9 @@
 //! A tensor is never dropped in silence: what cannot be loaded ends a load and a conversion, unless the user agreed to less; a whole
 //! module is read as its state dict.
 
+use vramp::durable::FileStore;
 use vramp::error::Error;
 use vramp::save::{ConvertOptions, Target, convert};
-use vramp::store::FileStore;
 
 use super::*;
 use crate::cli::vramp;

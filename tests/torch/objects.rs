@@ -1,8 +1,8 @@
 //! What a file's object holds: each tensor is loaded or set aside by name, whatever it lies in, and NumPy's arrays are read.
 
+use vramp::durable::FileStore;
 use vramp::error::Error;
 use vramp::save::{ConvertOptions, Target, convert};
-use vramp::store::FileStore;
 
 use super::*;
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use vramp::checkpoint::TensorParallel;
 use vramp::convert::Float;
+use vramp::durable::FileStore;
 use vramp::load::{Convert, Loaded};
 use vramp::plan::LoadPlan;
 use vramp::save::{ConvertOptions, Target, Ties, convert};
-use vramp::store::FileStore;
 
 use super::*;
 

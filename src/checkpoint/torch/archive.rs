@@ -11,8 +11,8 @@ use super::bytes::Bytes;
 use super::storages::Declared;
 use super::zip::{Directory, Entry, Method};
 use super::{members, zip};
+use crate::checkpoint::derived::Storage;
 use crate::checkpoint::finding::Finding;
-use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
 use crate::fault::{Listed, counted, quoted};
 

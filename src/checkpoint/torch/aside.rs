@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::below::Count;
+use super::contained::Count;
 use super::objects::{Key, Meaning, Objects, ROOT, UNKNOWN, What, Wrappers};
 use crate::checkpoint::pickle::Id;
 use crate::checkpoint::skipped::{Loss, WHOLE_MODEL};

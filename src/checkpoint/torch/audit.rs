@@ -15,23 +15,23 @@ use serde::Serialize;
 
 use super::assemble::Assembly;
 use super::bytes::{Bytes, Memory, Section, Window, read_vec};
-use super::hunt::{MOST_PICKLES, Place};
 use super::legacy::Stack;
 use super::objects::Objects;
 pub use super::pickled::NamedGlobal;
 use super::pickled::{MOST_NAMES, Pickled};
+use super::scan::{MOST_PICKLES, Place};
 use super::storages::Declared;
 use super::unpack::MOST_NESTED;
 use super::{BEGINNING, Kind, dcp, hides_archive, is_safetensors, legacy, recognise, tar};
+use crate::checkpoint::derived::Storage;
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
-use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::{Danger, Id, MAX_PICKLE_BYTES};
 use crate::checkpoint::safetensors::MAX_HEADER_BYTES;
 use crate::checkpoint::shard;
+use crate::durable::folder_of;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::store::folder_of;
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;

@@ -331,7 +331,7 @@ impl<'a> Gather<'a> {
         let (file, meta) = shard::open_regular(&path)?;
         let (bytes, identity) = (meta.len(), shard::identity(&meta));
         let number = self.next_shard();
-        self.shards.push(Shard { path: path.clone(), bytes, identity, made: None });
+        self.shards.push(Shard { path: path.clone(), bytes, identity, derived: None });
         let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
         for Wanted { tensor, start, shape, place } in wanted {
             let (name, described) = self.description.tensors.get(tensor).ok_or(LOST)?;

@@ -8,8 +8,8 @@ use std::io;
 use super::bytes::{Bytes, read_vec};
 use super::pickled::Pickled;
 use super::storages::Declared;
+use crate::checkpoint::derived::Storage;
 use crate::checkpoint::finding::Finding;
-use crate::checkpoint::made::Storage;
 use crate::checkpoint::pickle::{MAX_PICKLE_BYTES, Value};
 
 /// 0x1950a86a20f9469cfc6c, little-endian, as a pickle of protocol 2 writes it after its PROTO.

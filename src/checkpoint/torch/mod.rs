@@ -9,13 +9,12 @@ mod archive;
 mod aside;
 mod assemble;
 pub mod audit;
-mod below;
 pub mod bytes;
 mod calls;
 mod concat;
+mod contained;
 pub(crate) mod dcp;
 mod dense;
-mod hunt;
 mod inert;
 mod kinds;
 mod legacy;
@@ -27,6 +26,7 @@ mod objects;
 mod pickled;
 pub(crate) mod ranks;
 mod refusal;
+mod scan;
 mod sharded;
 mod storages;
 mod sums;
@@ -49,8 +49,8 @@ use self::objects::{CutFound, Objects};
 use self::pickled::Pickled;
 use self::storages::Declared;
 pub use self::sums::Sums;
+use super::derived::Storage;
 use super::finding::Finding;
-use super::made::Storage;
 use super::open::OpenOptions;
 use super::pickle::Id;
 use super::safetensors::RESERVED;
@@ -336,7 +336,8 @@ impl Reader<'_> {
     pub(crate) fn checkpoint(&self, part: Part, meta: &Metadata, format: Format) -> Checkpoint {
         let Part { assembled, skipped, warnings, .. } = part;
         let Assembled { tensors, recipe, shared, .. } = assembled;
-        let file = Shard { path: self.path.to_owned(), bytes: meta.len(), identity: shard::identity(meta), made: None };
+        let file =
+            Shard { path: self.path.to_owned(), bytes: meta.len(), identity: shard::identity(meta), derived: None };
         let made = (!recipe.is_empty()).then(|| file.made_by(recipe));
         let shards = std::iter::once(file).chain(made).collect();
         let (path, metadata) = (self.path.to_owned(), BTreeMap::new());
@@ -346,7 +347,7 @@ impl Reader<'_> {
 
 impl Shard {
     /// The shard that is made of this one.
-    pub(crate) fn made_by(&self, recipe: super::made::Recipe) -> Shard {
-        Shard { bytes: recipe.len(), made: Some(Arc::new(recipe)), ..self.clone() }
+    pub(crate) fn made_by(&self, recipe: super::derived::Recipe) -> Shard {
+        Shard { bytes: recipe.len(), derived: Some(Arc::new(recipe)), ..self.clone() }
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::aside::{Aside, IN_OBJECT, Lost, NOTHING};
-use super::below::Below;
+use super::contained::Below;
 use super::dense::{Dense, Other, Rebuilt, SUBCLASS, rebuilt, subclass};
 use super::sharded::{self, Cut};
 use super::storages::Declared;

@@ -147,7 +147,7 @@ impl<'a> Ranks<'a> {
         let (part, format) = reader.part(&window, kind, number)?;
         let Part { assembled, skipped, warnings, cut, sums } = part;
         (self.files, self.format) = (self.files + 1, format);
-        let shard = Shard { path: path.clone(), bytes: meta.len(), identity: shard::identity(&meta), made: None };
+        let shard = Shard { path: path.clone(), bytes: meta.len(), identity: shard::identity(&meta), derived: None };
         let made = (!assembled.recipe.is_empty()).then(|| shard.made_by(assembled.recipe));
         self.shards.push(shard);
         self.shards.extend(made);

@@ -3,7 +3,7 @@
 use vramp::bench::{BenchReport, BenchStage, CacheState, Cause, Ceiling, Reason, State};
 
 use super::super::text::{self, rate, seconds};
-use super::words;
+use super::labels;
 
 /// A load that reaches more than this of T was faster than it by more than measurements differ.
 pub(super) const FASTER: f64 = 1.1;
@@ -25,13 +25,13 @@ fn for_state(report: &BenchReport, state: &State) -> String {
         None if state.verdict.reached > FASTER => {
             format!(
                 "the loads were faster than predicted ({} times T): the limits were measured at a slower moment, so measure again on a quiet machine or with more --rounds",
-                words::factor(1.0 / state.verdict.reached)
+                labels::factor(1.0 / state.verdict.reached)
             )
         }
         None if state.verdict.reached < SLOWER => {
             format!(
                 "the loads took {} times T, and no stage explains it: repeat it on a quiet machine or with more --rounds before changing anything",
-                words::factor(1.0 / state.verdict.reached)
+                labels::factor(1.0 / state.verdict.reached)
             )
         }
         None => format!("{}: {}", limit(state), remedy(report, state)),
@@ -48,7 +48,7 @@ fn unproven(state: CacheState) -> String {
 
 /// `the limit is storage at 2.10 GB/s`.
 fn limit(state: &State) -> String {
-    format!("the limit is {}", words::limit(state.prediction.bound_by, state.prediction.bytes_per_second))
+    format!("the limit is {}", labels::limit(state.prediction.bound_by, state.prediction.bytes_per_second))
 }
 
 /// What would make the limiting stage faster, and how far that helps.
@@ -87,7 +87,7 @@ fn until_the_next(state: &State) -> String {
         factor if factor < 1.05 => "hardly any gain".to_owned(),
         factor => format!("up to {factor:.1} times as fast"),
     };
-    format!(", until the limit is {} ({gain})", words::limit(next.stage, next.bytes_per_second))
+    format!(", until the limit is {} ({gain})", labels::limit(next.stage, next.bytes_per_second))
 }
 
 /// The stage that takes longest after the limiting one.
@@ -110,7 +110,11 @@ fn for_reason(state: &State, reason: Reason) -> String {
         Cause::Staging => format!("reads and uploads waited for each other for {lost}: {}", more_staging(state)),
         Cause::ReadSetting => format!("reads of another size or number would save {lost}: {}", better_reads(state)),
         Cause::SlowerTogether(stage) => {
-            format!("{} ran slower within the load than alone, by {lost}: {}", words::stage(stage), apart(state, stage))
+            format!(
+                "{} ran slower within the load than alone, by {lost}: {}",
+                labels::stage(stage),
+                apart(state, stage)
+            )
         }
         _ => format!("something that has no name here took {lost}: --html shows when"),
     }
@@ -132,7 +136,7 @@ fn better_reads(state: &State) -> String {
         return "see the settings that were tried".to_owned();
     };
     let own = format!(" and the load's own setting {}", rate(ceiling.own_bytes_per_second));
-    let best = format!("{} reached {}", words::setting(&ceiling.setting), rate(ceiling.bytes_per_second));
+    let best = format!("{} reached {}", labels::setting(&ceiling.setting), rate(ceiling.bytes_per_second));
     let staged = state.median_load().is_some_and(|load| load.report.staging.count > 0);
     let (count, size) = (ceiling.setting.at_once.max(1), ceiling.setting.block_bytes);
     let how = if staged && size > 0 { format!("; try --staging {}", typed(count, size)) } else { String::new() };
@@ -142,7 +146,7 @@ fn better_reads(state: &State) -> String {
 fn apart(state: &State, stage: BenchStage) -> String {
     let ceiling = state.ceilings.iter().find(|ceiling| ceiling.stage == stage);
     let rates = ceiling.and_then(|ceiling| {
-        let within = words::reached_in_load(state, ceiling)?;
+        let within = labels::reached_in_load(state, ceiling)?;
         Some(format!("{} instead of {}; ", rate(within), rate(ceiling.bytes_per_second)))
     });
     format!("{}more cores, or a machine on which nothing else runs, would help", rates.unwrap_or_default())
@@ -205,7 +209,7 @@ mod tests {
         for (stage, part) in cases {
             let said = bound_by(stage);
             assert!(
-                said.starts_with(&format!("the limit is {}", words::stage(stage))) && said.contains(part),
+                said.starts_with(&format!("the limit is {}", labels::stage(stage))) && said.contains(part),
                 "{stage:?}: {said}"
             );
         }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use vramp::bench::{BenchReport, BenchStage, Sample, Setting};
 
-use super::words;
+use super::labels;
 
 const HEAD: &str = "kind,state,stage,way,block_bytes,at_once,round,bytes,seconds,bytes_per_second,setup_seconds";
 
@@ -27,14 +27,14 @@ pub(crate) fn write(report: &BenchReport, out: &mut dyn Write) -> io::Result<()>
     write!(out, "{HEAD}\r\n")?;
     for stage in &report.stages {
         for trial in &stage.trials {
-            let name = words::stage(stage.stage);
+            let name = labels::stage(stage.stage);
             lines("stage", "", name, &trial.setting, &trial.samples, out)?;
         }
     }
     for state in &report.states {
-        let name = words::state(state.state);
+        let name = labels::state(state.state);
         for ceiling in &state.ceilings {
-            let stage = words::stage(ceiling.stage);
+            let stage = labels::stage(ceiling.stage);
             lines("ceiling", name, stage, &ceiling.setting, &ceiling.samples, out)?;
             lines(
                 "own",
@@ -46,7 +46,7 @@ pub(crate) fn write(report: &BenchReport, out: &mut dyn Write) -> io::Result<()>
             )?;
         }
         for (round, &seconds) in state.opening_seconds.iter().enumerate() {
-            let (sample, stage) = (Sample { bytes: 0, seconds }, words::stage(BenchStage::Opening));
+            let (sample, stage) = (Sample { bytes: 0, seconds }, labels::stage(BenchStage::Opening));
             let line = Line { kind: "opening", state: name, stage, setting: None, round, sample, setup_seconds: None };
             write_line(&line, out)?;
         }

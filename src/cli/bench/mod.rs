@@ -6,11 +6,11 @@
 mod advice;
 mod csv;
 mod html;
+mod labels;
 #[cfg(test)]
 mod sample;
 mod text;
 mod tuning;
-mod words;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -146,7 +146,7 @@ fn no_double(device: Arc<dyn Device>) -> vramp::Result<Arc<dyn Device>> {
 
 /// What programs get.
 pub(crate) fn answer<'a>(report: &'a BenchReport, tuning: Option<&'a Tuning>) -> Answer<'a> {
-    let advice = advice::of(report).into_iter().map(|(state, said)| (words::state(state), said)).collect();
+    let advice = advice::of(report).into_iter().map(|(state, said)| (labels::state(state), said)).collect();
     Answer { report, advice, tuning }
 }
 

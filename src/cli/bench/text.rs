@@ -6,7 +6,7 @@ use vramp::bench::{BenchReport, Ceiling, Spread, StageBench, State};
 use super::super::report::efficiency_style;
 use super::super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};
 use super::super::wrap::{self, line};
-use super::{advice, words};
+use super::{advice, labels};
 
 /// Columns of a setting, so that the table fits.
 const SETTING: usize = 32;
@@ -29,23 +29,23 @@ pub(crate) fn text(report: &BenchReport) -> String {
 }
 
 fn head(report: &BenchReport) -> String {
-    let mut out = line("checkpoint", &format!("{}: {}", words::name(report), words::subject(report)));
-    out.extend(words::part(report).map(|part| line("", &part)));
-    out.push_str(&line("device", &words::device(report)));
-    out.push_str(&line("machine", &words::machine(report).join(", ")));
+    let mut out = line("checkpoint", &format!("{}: {}", labels::name(report), labels::subject(report)));
+    out.extend(labels::part(report).map(|part| line("", &part)));
+    out.push_str(&line("device", &labels::device(report)));
+    out.push_str(&line("machine", &labels::machine(report).join(", ")));
     out
 }
 
 /// One state: what was predicted, what came of it, by which stages, and what to change.
 fn of_state(state: &State, advice: &str) -> String {
-    let name = text::styled(BOLD, words::state(state.state));
+    let name = text::styled(BOLD, labels::state(state.state));
     let (predicted, ceilings) = (line(&name, &predicted(state)), ceilings(state));
     format!("{predicted}{}{}{ceilings}{}", took(state), proved(state), line("advice", advice))
 }
 
 fn predicted(state: &State) -> String {
     let prediction = &state.prediction;
-    let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
+    let limit = labels::limit(prediction.bound_by, prediction.bytes_per_second);
     let before = text::seconds(prediction.before_seconds);
     let seconds = text::seconds(prediction.seconds);
     format!("T = {seconds} is predicted: {limit}, and {before} of opening and planning")
@@ -53,10 +53,10 @@ fn predicted(state: &State) -> String {
 
 fn took(state: &State) -> String {
     let Some(spread) = state.seconds() else { return line("loads", "none") };
-    let factor = text::styled(efficiency_style(state.verdict.reached), words::times_predicted(state));
+    let factor = text::styled(efficiency_style(state.verdict.reached), labels::times_predicted(state));
     let loads = state.loads.len();
-    let rate = words::load_rate(state).map_or(String::new(), |rate| format!(", {}", text::rate(rate)));
-    let took = format!("{}, median of {loads}{rate}: {factor}", words::spread(spread, text::seconds));
+    let rate = labels::load_rate(state).map_or(String::new(), |rate| format!(", {}", text::rate(rate)));
+    let took = format!("{}, median of {loads}{rate}: {factor}", labels::spread(spread, text::seconds));
     line("loads", &took) + &line("set-up", &setup(state))
 }
 
@@ -70,7 +70,7 @@ pub(super) fn setup(state: &State) -> String {
 
 fn proved(state: &State) -> String {
     let style = if state.proof.proven { GOOD } else { BAD };
-    line("page cache", &text::styled(style, words::proof(state)))
+    line("page cache", &text::styled(style, labels::proof(state)))
 }
 
 /// Each stage that the load passes: what it can do alone, and what it did.
@@ -86,12 +86,12 @@ fn ceilings(state: &State) -> String {
 
 fn row(state: &State, ceiling: &Ceiling) -> [(Style, String); 5] {
     let plain = Style::new();
-    let within = words::reached_in_load(state, ceiling);
+    let within = labels::reached_in_load(state, ceiling);
     let share = within.map(|within| within / ceiling.bytes_per_second.max(f64::MIN_POSITIVE));
     let is_limit = ceiling.stage == state.prediction.bound_by;
     [
-        (if is_limit { BOLD } else { plain }, words::stage(ceiling.stage).to_owned()),
-        (plain, words::rate(ceiling.bytes_per_second)),
+        (if is_limit { BOLD } else { plain }, labels::stage(ceiling.stage).to_owned()),
+        (plain, labels::rate(ceiling.bytes_per_second)),
         (share.filter(|_| is_limit).map_or(plain, efficiency_style), within.map_or("-".to_owned(), text::rate)),
         (plain, text::seconds(ceiling.seconds)),
         (WARN, if is_limit { "the limit".to_owned() } else { String::new() }),
@@ -103,13 +103,13 @@ fn alone(stages: &[StageBench]) -> String {
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Left]);
     table.heading(["stage alone", "median [least … most]", "at its best setting"]);
     for (stage, trial) in stages.iter().filter_map(|stage| Some((stage, stage.best()?))) {
-        let best = words::samples(&trial.samples).unwrap_or_default();
-        let setting = words::setting_by_numbers(&trial.setting);
+        let best = labels::samples(&trial.samples).unwrap_or_default();
+        let setting = labels::setting_by_numbers(&trial.setting);
         let plain = Style::new();
-        let (name, setting) = (words::stage(stage.stage).to_owned(), wrap::shortened(&setting, SETTING).into_owned());
+        let (name, setting) = (labels::stage(stage.stage).to_owned(), wrap::shortened(&setting, SETTING).into_owned());
         table.styled_row([(plain, name), (plain, best), (DIM, setting)]);
     }
-    let skipped = words::skipped(stages);
+    let skipped = labels::skipped(stages);
     let skipped = skipped.iter().map(|(names, why)| line("skipped", &format!("{names}: not measured alone ({why})")));
     table.render() + &skipped.collect::<String>()
 }

@@ -78,7 +78,7 @@ pub(crate) fn options(profile: &Profile) -> Vec<String> {
 pub(crate) fn compared(tuning: &Tuning) -> impl Iterator<Item = [String; 3]> {
     let is_new = !options(&tuning.profile).is_empty();
     let of = |state: &str, both: Option<[Spread; 2]>| {
-        let [usual, tuned] = both?.map(|spread| super::words::spread(spread, text::seconds));
+        let [usual, tuned] = both?.map(|spread| super::labels::spread(spread, text::seconds));
         Some([state.to_owned(), usual, tuned])
     };
     let states = [of("cold", tuning.cold_seconds), of("warm", tuning.warm_seconds)];

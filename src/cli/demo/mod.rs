@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use vramp::Error;
 use vramp::bench::{BenchReport, Effort};
 use vramp::os;
-use vramp::source::{Fallbacks, LocalStorage, Storage};
+use vramp::storage::{Fallbacks, LocalStorage, Storage};
 
 use super::args::DemoArgs;
 use super::bench;

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 
 use super::driver::{Refusal, call};
 use super::gpu::{Bound, Gpu};
-use crate::host::HostBlock;
+use crate::memory::HostBlock;
 
 /// A stream that no other stream waits for.
 pub(super) struct StreamHandle {

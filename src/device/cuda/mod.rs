@@ -36,8 +36,8 @@ use stream::CudaStream;
 use super::{Arena, Device, DeviceLimits, DirectReads, MAX_LANES, Stream};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
+use crate::memory::staging::StagingPool;
 use crate::os;
-use crate::staging::StagingPool;
 
 /// Staging that keeps a link and the readers busy at once: a copy of 16 MiB takes a third of a millisecond on the fastest
 /// link, far more than starting it.

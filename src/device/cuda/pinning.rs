@@ -13,8 +13,8 @@ use super::driver::Refusal;
 use super::gpu::Gpu;
 use super::handles::Pinned;
 use crate::fallback::Fallbacks;
+use crate::memory::staging::{Preparation, StagingPool};
 use crate::os;
-use crate::staging::{Preparation, StagingPool};
 
 /// Threads that fault pages in and lock them, at most: the work is the kernel's, and it has locks of its own.
 const MOST_THREADS: usize = 4;

@@ -1,6 +1,6 @@
 //! Uploads: staging buffers to an arena in VRAM, by copies that the GPU makes itself, several streams in turn.
 //!
-//! Large pieces are copied to their place at once, rows as one strided copy. What is to be converted, and crumbs where there
+//! Large pieces are copied to their place at once, rows as one strided copy. What is to be converted, and small_pieces where there
 //! are very many, is copied to a scratch area first and moved from there by kernels. An upload owns its buffer and its regions
 //! until its event has passed; one that is dropped, or that the driver refuses half-way, is waited for. The scratch area
 //! belongs to one stream, whose order keeps uploads apart; what the host writes or reads of an upload (its *notes*) is
@@ -21,8 +21,8 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
+use crate::memory::staging::StagingBuffer;
 use crate::os;
-use crate::staging::StagingBuffer;
 
 /// Crumbs in a load from which on collecting them by a kernel pays for compiling it: each saves a few microseconds.
 const MANY_CRUMBS: u64 = 20_000;
@@ -30,7 +30,7 @@ const MANY_CRUMBS: u64 = 20_000;
 /// Bytes between two scratch pieces that are rather copied too than skipped.
 const SCRATCH_GAP_BYTES: u64 = 64 << 10;
 
-/// Bytes of the table of an upload's crumbs.
+/// Bytes of the table of an upload's small_pieces.
 const TABLE_BYTES: usize = MAX_PIECES * size_of::<GatherEntry>();
 
 /// Bytes of an upload's notes: its table, and a counter for each piece.
@@ -43,14 +43,14 @@ pub(super) struct CudaStream {
     next: usize,
     fallbacks: Fallbacks,
     /// What the load that is under way needs on the GPU.
-    kit: Arc<Kit>,
-    /// Whether crumbs are collected by a kernel.
+    buffers: Arc<StreamBuffers>,
+    /// Whether small_pieces are collected by a kernel.
     collects: bool,
 }
 
-/// What conversions and crumbs of a load need.
+/// What conversions and small_pieces of a load need.
 #[derive(Default)]
-struct Kit {
+struct StreamBuffers {
     /// For each lane: room for a staging buffer, then for its notes.
     scratch: Vec<DeviceMemory>,
     /// Bytes of each scratch area before its notes.
@@ -85,7 +85,7 @@ impl CudaStream {
         let lanes = lanes.map_err(|refusal| gpu.error("make a stream", refusal))?;
         let (gpu, fallbacks) = (Arc::clone(gpu), fallbacks.clone());
         drop(bound);
-        Ok(CudaStream { gpu, lanes, next: 0, fallbacks, kit: Arc::default(), collects: false })
+        Ok(CudaStream { gpu, lanes, next: 0, fallbacks, buffers: Arc::default(), collects: false })
     }
 }
 
@@ -93,14 +93,14 @@ impl Stream for CudaStream {
     fn prepare(&mut self, needs: &StreamNeeds) -> Result<()> {
         let gpu = Arc::clone(&self.gpu);
         let bound = gpu.bind()?;
-        self.collects = needs.crumbs >= MANY_CRUMBS && self.can_collect(&bound);
-        self.kit = Arc::default(); // the former load's goes first: its memory may be needed
+        self.collects = needs.small_pieces >= MANY_CRUMBS && self.can_collect(&bound);
+        self.buffers = Arc::default(); // the former load's goes first: its memory may be needed
         for &(from, to) in &needs.casts {
             let compiled = gpu.kernels().require_cast(&bound, from, to);
             compiled.map_err(|refusal| gpu.error("compile the kernels", refusal))?;
         }
         if !needs.casts.is_empty() || self.collects {
-            self.kit = Arc::new(Kit::new(&gpu, &bound, self.lanes.len(), needs)?);
+            self.buffers = Arc::new(StreamBuffers::new(&gpu, &bound, self.lanes.len(), needs)?);
         }
         Ok(())
     }
@@ -114,15 +114,15 @@ impl Stream for CudaStream {
         self.next = turn + 1;
         let stream = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
         let regions = pieces.into_iter().map(|(_, region)| region).collect();
-        let kit = Arc::clone(&self.kit);
-        let slot = if jobs.needs_scratch() { Some(kit.free_notes()?) } else { None };
-        let cargo = Some((buffer, regions));
+        let buffers = Arc::clone(&self.buffers);
+        let slot = if jobs.needs_scratch() { Some(buffers.free_notes()?) } else { None };
+        let payload = Some((buffer, regions));
         let mut upload = CudaUpload {
             gpu: Arc::clone(&gpu),
             stream,
-            kit,
+            buffers,
             slot,
-            cargo,
+            payload,
             end: None,
             casts: None,
             fallbacks: self.fallbacks.clone(),
@@ -135,7 +135,7 @@ impl Stream for CudaStream {
 }
 
 impl CudaStream {
-    /// Whether the kernel that collects crumbs can be had; if not, crumbs are copied one by one.
+    /// Whether the kernel that collects small_pieces can be had; if not, small_pieces are copied one by one.
     fn can_collect(&self, bound: &Bound<'_>) -> bool {
         let compiled = self.gpu.kernels().require_gather(bound);
         if let Err(refusal) = &compiled {
@@ -168,13 +168,13 @@ impl CudaStream {
             }
             let to = target(&self.gpu, region).ok_or_else(|| self.foreign())?;
             match piece.cast {
-                Some(cast) if !self.kit.converts(piece, &cast, to) => return Err(misfit()),
+                Some(cast) if !self.buffers.converts(piece, &cast, to) => return Err(misfit()),
                 Some(cast) => jobs.casts.push(CastJob { index, piece: *piece, cast, to }),
-                None if piece.is_crumb() && self.collects => jobs.crumbs.push((*piece, to)),
+                None if piece.is_small() && self.collects => jobs.small_pieces.push((*piece, to)),
                 None => jobs.copies.push((*piece, to)),
             }
         }
-        let unprepared = self.kit.scratch.is_empty() || jobs.scratch_end() > self.kit.buffer_bytes;
+        let unprepared = self.buffers.scratch.is_empty() || jobs.scratch_end() > self.buffers.buffer_bytes;
         if jobs.needs_scratch() && unprepared {
             return Err(Error::Poisoned { what: "an upload that was not prepared for" });
         }
@@ -186,7 +186,7 @@ impl CudaStream {
 #[derive(Default)]
 struct Jobs {
     copies: Vec<(Piece, u64)>,
-    crumbs: Vec<(Piece, u64)>,
+    small_pieces: Vec<(Piece, u64)>,
     casts: Vec<CastJob>,
 }
 
@@ -200,19 +200,20 @@ struct CastJob {
 
 impl Jobs {
     fn needs_scratch(&self) -> bool {
-        !self.crumbs.is_empty() || !self.casts.is_empty()
+        !self.small_pieces.is_empty() || !self.casts.is_empty()
     }
 
     /// One past the last byte of the buffer that goes to the scratch area.
     fn scratch_end(&self) -> u64 {
-        let crumbs = self.crumbs.iter().map(|(piece, _)| piece.end());
-        crumbs.chain(self.casts.iter().map(|job| job.piece.end())).max().unwrap_or(0)
+        let small_pieces = self.small_pieces.iter().map(|(piece, _)| piece.end());
+        small_pieces.chain(self.casts.iter().map(|job| job.piece.end())).max().unwrap_or(0)
     }
 
     /// The bytes of the buffer that go to the scratch area, near ranges joined.
     fn scratch_ranges(&self) -> Vec<Range<u64>> {
-        let crumbs = self.crumbs.iter().map(|(piece, _)| piece.at..piece.end());
-        let mut ranges: Vec<_> = crumbs.chain(self.casts.iter().map(|job| job.piece.at..job.piece.end())).collect();
+        let small_pieces = self.small_pieces.iter().map(|(piece, _)| piece.at..piece.end());
+        let mut ranges: Vec<_> =
+            small_pieces.chain(self.casts.iter().map(|job| job.piece.at..job.piece.end())).collect();
         ranges.sort_unstable_by_key(|range| range.start);
         let mut joined: Vec<Range<u64>> = Vec::new();
         for range in ranges {
@@ -225,15 +226,15 @@ impl Jobs {
     }
 }
 
-impl Kit {
-    fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, lanes: usize, needs: &StreamNeeds) -> Result<Kit> {
+impl StreamBuffers {
+    fn new(gpu: &Arc<Gpu>, bound: &Bound<'_>, lanes: usize, needs: &StreamNeeds) -> Result<StreamBuffers> {
         let scratch_bytes = (needs.buffer_bytes as u64).next_multiple_of(256) + NOTE_BYTES as u64;
         let scratch = (0..lanes).map(|_| DeviceMemory::own(gpu, bound, scratch_bytes)).collect::<Result<_>>()?;
         let notes =
             PinnedBlock::new(gpu, bound, needs.buffers.saturating_mul(NOTE_BYTES)).map_err(|_| out_of_host(needs))?;
         let (scales, tables) = upload_tables(gpu, bound, &needs.scales)?;
         let buffer_bytes = scratch_bytes - NOTE_BYTES as u64;
-        Ok(Kit { scratch, buffer_bytes, notes: Some(Notes::new(notes)), tables, _scales: Some(scales) })
+        Ok(StreamBuffers { scratch, buffer_bytes, notes: Some(Notes::new(notes)), tables, _scales: Some(scales) })
     }
 
     /// The number of notes that no upload has.
@@ -341,11 +342,11 @@ impl Notes {
 struct CudaUpload {
     gpu: Arc<Gpu>,
     stream: Arc<StreamHandle>,
-    kit: Arc<Kit>,
+    buffers: Arc<StreamBuffers>,
     /// The notes it has, if it needs some.
     slot: Option<usize>,
     /// What the GPU may be reading and writing; taken when that is over.
-    cargo: Option<(StagingBuffer, Vec<Region>)>,
+    payload: Option<(StagingBuffer, Vec<Region>)>,
     /// Recorded when everything had been started.
     end: Option<Event>,
     casts: Option<CastNotes>,
@@ -364,7 +365,7 @@ struct CastNotes {
 impl CudaUpload {
     /// Starts everything, and records the end.
     fn start(&mut self, bound: &Bound<'_>, turn: usize, jobs: Jobs) -> Result<(), Refusal> {
-        let Some((buffer, _)) = &self.cargo else { return Ok(()) };
+        let Some((buffer, _)) = &self.payload else { return Ok(()) };
         let source = buffer.bytes().as_ptr();
         if jobs.needs_scratch() {
             self.start_scratch(bound, source, turn, &jobs)?;
@@ -388,9 +389,9 @@ impl CudaUpload {
     /// Starts what goes by way of the scratch area.
     fn start_scratch(&mut self, bound: &Bound<'_>, source: *const u8, turn: usize, jobs: &Jobs) -> Result<(), Refusal> {
         const UNPREPARED: Refusal = Refusal { call: "vramp", code: 1 };
-        let kit = Arc::clone(&self.kit);
-        let notes = kit.notes.as_ref().zip(self.slot).map(|(notes, slot)| notes.of(slot)).ok_or(UNPREPARED)?;
-        let scratch = kit.scratch.get(turn).ok_or(UNPREPARED)?;
+        let buffers = Arc::clone(&self.buffers);
+        let notes = buffers.notes.as_ref().zip(self.slot).map(|(notes, slot)| notes.of(slot)).ok_or(UNPREPARED)?;
+        let scratch = buffers.scratch.get(turn).ok_or(UNPREPARED)?;
         let stream = &*self.stream;
         for range in jobs.scratch_ranges() {
             let (from, bytes) = (source.wrapping_add(size(range.start)), size(range.end - range.start));
@@ -399,13 +400,14 @@ impl CudaUpload {
             unsafe { stream.copy_in(bound, scratch.at(range.start), from, bytes) }?;
         }
         let kernels = self.gpu.kernels();
-        let area = Area { bound, kernels, stream, base: scratch.at(0), notes, remote: scratch.at(kit.buffer_bytes) };
-        if !jobs.crumbs.is_empty() {
-            area.gather(&jobs.crumbs)?;
+        let area =
+            Area { bound, kernels, stream, base: scratch.at(0), notes, remote: scratch.at(buffers.buffer_bytes) };
+        if !jobs.small_pieces.is_empty() {
+            area.gather(&jobs.small_pieces)?;
         }
         if !jobs.casts.is_empty() {
             let from = Event::record(&self.gpu, bound, stream, true)?;
-            area.cast(&jobs.casts, &kit.tables)?;
+            area.cast(&jobs.casts, &buffers.tables)?;
             let to = Event::record(&self.gpu, bound, stream, true)?;
             area.fetch_counters(jobs.casts.len())?;
             let pieces = jobs.casts.iter().map(|job| job.index).collect();
@@ -418,7 +420,7 @@ impl CudaUpload {
     fn read_notes(&self, bound: &Bound<'_>) -> Result<(f64, Vec<(usize, u64)>), Refusal> {
         let Some(casts) = &self.casts else { return Ok((0.0, Vec::new())) };
         let seconds = casts.to.seconds_since(bound, &casts.from)?;
-        let notes = self.kit.notes.as_ref().zip(self.slot);
+        let notes = self.buffers.notes.as_ref().zip(self.slot);
         let counters = notes.map_or(&[][..], |(notes, slot)| {
             let start = notes.of(slot).wrapping_add(TABLE_BYTES).cast::<u64>();
             // SAFETY: the counters lie in the notes, aligned (both sizes before them are multiples of 8), and the copy that
@@ -444,8 +446,8 @@ struct Area<'a> {
 }
 
 impl Area<'_> {
-    /// Moves crumbs to their places by one launch.
-    fn gather(&self, crumbs: &[(Piece, u64)]) -> Result<(), Refusal> {
+    /// Moves small_pieces to their places by one launch.
+    fn gather(&self, small_pieces: &[(Piece, u64)]) -> Result<(), Refusal> {
         let entry = |&(piece, target): &(Piece, u64)| GatherEntry {
             source: piece.at,
             target,
@@ -453,7 +455,7 @@ impl Area<'_> {
             stride: piece.stride,
             runs: piece.count,
         };
-        let table: Vec<GatherEntry> = crumbs.iter().take(MAX_PIECES).map(entry).collect();
+        let table: Vec<GatherEntry> = small_pieces.iter().take(MAX_PIECES).map(entry).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&table);
         // SAFETY: the notes have room for MAX_PIECES entries and are this upload's alone.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.notes, bytes.len()) };
@@ -511,7 +513,7 @@ impl Upload for CudaUpload {
         let bound = gpu.bind()?;
         let Some(end) = &self.end else { return Err(lost) };
         end.wait(&bound).map_err(refused)?;
-        let Some((buffer, regions)) = self.cargo.take() else { return Err(lost) };
+        let Some((buffer, regions)) = self.payload.take() else { return Err(lost) };
         let (convert_seconds, overflows) = self.read_notes(&bound).map_err(refused)?;
         Ok(Uploaded { buffer, regions, overflows, convert_seconds })
     }
@@ -521,19 +523,19 @@ impl Drop for CudaUpload {
     /// The buffer, the regions and the notes are released after the GPU's last use of them. Where that cannot be waited for (no
     /// context, or a wait that fails twice) they are leaked: the GPU may still read or write them.
     fn drop(&mut self) {
-        if let Some(cargo) = self.cargo.take() {
+        if let Some(payload) = self.payload.take() {
             let drained = self.gpu.bind_to_release().is_some_and(|bound| self.stream.drain(&bound));
             if !drained {
-                let (buffer, regions) = &cargo;
+                let (buffer, regions) = &payload;
                 let bytes = buffer.len() as u64 + regions.iter().map(Region::len).sum::<u64>();
                 let why = format!("the GPU could not be waited for: {bytes} bytes and their arena stay allocated");
                 self.fallbacks.note("freeing an upload", why);
-                std::mem::forget(cargo);
-                std::mem::forget(Arc::clone(&self.kit));
+                std::mem::forget(payload);
+                std::mem::forget(Arc::clone(&self.buffers));
                 return;
             }
         }
-        if let Some((notes, slot)) = self.kit.notes.as_ref().zip(self.slot) {
+        if let Some((notes, slot)) = self.buffers.notes.as_ref().zip(self.slot) {
             notes.free().push(slot);
         }
     }

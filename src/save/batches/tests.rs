@@ -194,7 +194,7 @@ fn a_writer_that_fails_at_any_step_of_many_batches_ends_the_conversion() {
                 failed += usize::from(done.is_err());
                 let left = store.files();
                 let temporary =
-                    |path: &PathBuf| crate::store::is_temporary(path.file_name().unwrap().to_str().unwrap());
+                    |path: &PathBuf| crate::durable::is_temporary(path.file_name().unwrap().to_str().unwrap());
                 assert!(!left.keys().any(temporary), "step {at}: {:?}", left.keys());
                 if let Err(error) = done {
                     assert_ne!(error.kind(), "cancelled", "step {at}: the reason is the writer's");

@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Barrier;
 
 use super::*;
-use crate::store::remove_abandoned;
+use crate::durable::remove_abandoned;
 
 fn target_of(folder: &Path, name: &str) -> Target {
     Target::of(folder.join(name))
@@ -79,9 +79,9 @@ fn only_files_of_our_own_names_that_nobody_holds_are_removed() {
         [".vramp-1-0-1-2.tmp", ".vramp-1.tmp", ".vramp-a-0.tmp", "vramp-1-0.tmp", ".vramp-1-0.tmp~", "weights.tmp"];
     left.iter().chain(&stay).for_each(|name| std::fs::write(path(name), b"x").unwrap());
     // Of a save that is alive: its first file speaks for the second. A link and a folder are none of ours.
-    let first = store::temporary(disk.path(), 0);
+    let first = durable::temporary(disk.path(), 0);
     let live = FileStore.create(&first, None).unwrap();
-    let second = store::temporary_after(&first, 1);
+    let second = durable::temporary_after(&first, 1);
     drop(FileStore.create(&second, None).unwrap().sync().unwrap());
     std::fs::write(path("target"), b"x").unwrap();
     symlink(path("target"), path(".vramp-4-0.tmp")).unwrap();

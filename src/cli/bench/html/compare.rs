@@ -6,7 +6,7 @@ use std::io;
 use vramp::bench::{BenchReport, Spread, StageBench, State, Trial};
 
 use super::super::super::text;
-use super::super::words;
+use super::super::labels;
 use super::canvas::{self, Axes, Canvas, Ink, Trouble, ticks};
 use super::markup::{Mark, legend};
 use super::stages::{rate_of_tick, times};
@@ -50,7 +50,7 @@ fn paint_loads(canvas: &Canvas<'_, '_>, state: &State, at: usize, count: u32) ->
     let top = canvas.pixel(0.0, f64::from(count) - text::as_f64(at as u64)).1;
     let median = state.seconds().map_or("none".to_owned(), |it| text::seconds(it.median));
     let said =
-        format!("{}: median {median}, T = {}", words::state(state.state), text::seconds(state.prediction.seconds));
+        format!("{}: median {median}, T = {}", labels::state(state.state), text::seconds(state.prediction.seconds));
     canvas.heading(8, top + 11, &said, Ink::Text)?;
     if let Some(spread) = state.seconds() {
         canvas.line([(spread.min, middle), (spread.max, middle)], Ink::Muted, 1)?;
@@ -86,7 +86,7 @@ pub(super) fn survey(stage: &StageBench) -> io::Result<String> {
         let Some((across, series)) = series(&trials) else { continue };
         let only = series.first().filter(|line| series.len() == 1 && !line.said.is_empty());
         let only = only.map_or(String::new(), |line| format!(", {}", line.said));
-        let (name, way) = (words::stage(stage.stage), text::escape(way));
+        let (name, way) = (labels::stage(stage.stage), text::escape(way));
         let title = format!("{name}, {way}{only}: rate by {}", across.by());
         out.push_str(&format!("<h4>{}</h4>\n", super::markup::escaped(&title)));
         out.push_str(&names(&series));

@@ -4,16 +4,16 @@
 
 mod canvas;
 mod compare;
+mod downsample;
 mod markup;
 mod stages;
-mod thin;
 
 use std::io;
 
 use vramp::bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
 
 use super::super::text;
-use super::{advice, text as plain, tuning, words};
+use super::{advice, labels, text as plain, tuning};
 use markup::{escaped, folded, paragraph, table};
 
 const STYLE: &str = include_str!("report.css");
@@ -23,7 +23,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// The whole document.
 pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> io::Result<String> {
-    let title = escaped(&format!("vramp bench: {}", words::name(report)));
+    let title = escaped(&format!("vramp bench: {}", labels::name(report)));
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -50,11 +50,11 @@ pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> io::Res
 
 fn header(report: &BenchReport) -> String {
     let mut out =
-        format!("<header>\n<p class=\"eyebrow\">vramp bench</p>\n<h1>{}</h1>\n", escaped(&words::name(report)));
-    let about = [words::subject(report), format!("to {}", words::device(report)), words::date(report.unix_seconds)];
+        format!("<header>\n<p class=\"eyebrow\">vramp bench</p>\n<h1>{}</h1>\n", escaped(&labels::name(report)));
+    let about = [labels::subject(report), format!("to {}", labels::device(report)), labels::date(report.unix_seconds)];
     out.push_str(&paragraph("lead", &about.join(" · ")));
-    out.push_str(&paragraph("lead", &words::machine(report).join(" · ")));
-    out.extend(words::part(report).map(|part| paragraph("lead", &part)));
+    out.push_str(&paragraph("lead", &labels::machine(report).join(" · ")));
+    out.extend(labels::part(report).map(|part| paragraph("lead", &part)));
     out.push_str(&warnings(&report.warnings));
     out.push_str("</header>\n");
     out
@@ -87,14 +87,14 @@ const WHAT_T_IS: &str = "T is a prediction: opening and planning, and then the b
      with the loads. Less than 1 times T is a load that met a faster moment of the machine than its stages did.";
 
 fn tile(state: &State, advice: &str) -> String {
-    let (name, prediction) = (words::state(state.state), &state.prediction);
-    let took = state.seconds().map_or("none".to_owned(), |it| words::spread(it, text::seconds));
-    let limit = words::limit(prediction.bound_by, prediction.bytes_per_second);
-    let rate = words::load_rate(state).map_or(String::new(), |rate| format!(" at {}", text::rate(rate)));
+    let (name, prediction) = (labels::state(state.state), &state.prediction);
+    let took = state.seconds().map_or("none".to_owned(), |it| labels::spread(it, text::seconds));
+    let limit = labels::limit(prediction.bound_by, prediction.bytes_per_second);
+    let rate = labels::load_rate(state).map_or(String::new(), |rate| format!(" at {}", text::rate(rate)));
     let facts = [
         (
             "predicted",
-            format!("T = {}: the median took {}", text::seconds(prediction.seconds), words::times_predicted(state)),
+            format!("T = {}: the median took {}", text::seconds(prediction.seconds), labels::times_predicted(state)),
         ),
         ("loads", format!("{took}, median of {}", state.loads.len())),
         ("limit", limit),
@@ -117,9 +117,9 @@ fn tile(state: &State, advice: &str) -> String {
 /// Whether the cache state was really had.
 fn badge(state: &State) -> String {
     let (class, said) = if state.proof.proven {
-        ("good", format!("{} state proved", words::state(state.state)))
+        ("good", format!("{} state proved", labels::state(state.state)))
     } else {
-        ("bad", format!("{} state NOT proved: do not trust these numbers", words::state(state.state)))
+        ("bad", format!("{} state NOT proved: do not trust these numbers", labels::state(state.state)))
     };
     format!("<p><span class=\"badge {class}\">{said}</span></p>\n")
 }
@@ -136,11 +136,11 @@ fn compared(report: &BenchReport) -> io::Result<String> {
     for state in &report.states {
         for (round, load) in state.loads.iter().enumerate() {
             rows.push([
-                words::state(state.state).to_owned(),
+                labels::state(state.state).to_owned(),
                 (round + 1).to_string(),
                 text::seconds(load.seconds),
                 text::rate(text::as_f64(load.report.bytes) / load.seconds.max(f64::MIN_POSITIVE)),
-                words::factor(load.seconds / state.prediction.seconds.max(f64::MIN_POSITIVE)),
+                labels::factor(load.seconds / state.prediction.seconds.max(f64::MIN_POSITIVE)),
                 text::seconds(load.setup_seconds),
                 share(&state.proof.before, round),
                 share(&state.proof.after, round),
@@ -172,7 +172,7 @@ fn of_state(state: &State) -> io::Result<String> {
         format!("<h2>{name}</h2>\n<section class=\"card\"><h3>What each stage needs, and what the loads took</h3>\n");
     out.push_str(&stages::bars(state)?);
     out.push_str(&ceilings(state));
-    out.push_str(&paragraph("hint", &format!("Page cache {}.", words::proof(state))));
+    out.push_str(&paragraph("hint", &format!("Page cache {}.", labels::proof(state))));
     out.push_str("</section>\n");
     if !state.timeline.is_empty() {
         out.push_str(&format!(
@@ -188,14 +188,14 @@ fn of_state(state: &State) -> io::Result<String> {
 
 fn ceilings(state: &State) -> String {
     let row = |ceiling: &Ceiling| {
-        let within = words::reached_in_load(state, ceiling);
+        let within = labels::reached_in_load(state, ceiling);
         [
-            words::stage(ceiling.stage).to_owned(),
-            words::rate(ceiling.bytes_per_second),
+            labels::stage(ceiling.stage).to_owned(),
+            labels::rate(ceiling.bytes_per_second),
             within.map_or("-".to_owned(), text::rate),
             text::seconds(ceiling.seconds),
-            words::samples(&ceiling.samples).unwrap_or_default(),
-            words::setting(&ceiling.setting),
+            labels::samples(&ceiling.samples).unwrap_or_default(),
+            labels::setting(&ceiling.setting),
         ]
     };
     let rows: Vec<[String; 6]> = state.ceilings.iter().map(row).collect();
@@ -206,7 +206,7 @@ fn ceilings(state: &State) -> String {
 
 /// What each lane of the timeline did.
 fn lanes(state: &State) -> String {
-    let (lanes, _) = thin::lanes(&state.timeline);
+    let (lanes, _) = downsample::lanes(&state.timeline);
     let mut rows = Vec::new();
     for (name, events) in lanes {
         let mut kinds: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
@@ -249,12 +249,12 @@ fn surveys(stages: &[StageBench]) -> io::Result<String> {
     }
     let mut out = String::from("<h2>Each stage alone</h2>\n");
     for stage in stages.iter().filter(|stage| stage.skipped.is_none()) {
-        out.push_str(&format!("<section class=\"card\"><h3>{}</h3>\n", capitalised(words::stage(stage.stage))));
-        out.push_str(&paragraph("hint", &format!("{}.", capitalised(words::stage_meaning(stage.stage)))));
+        out.push_str(&format!("<section class=\"card\"><h3>{}</h3>\n", capitalised(labels::stage(stage.stage))));
+        out.push_str(&paragraph("hint", &format!("{}.", capitalised(labels::stage_meaning(stage.stage)))));
         out.push_str(&survey(stage)?);
         out.push_str("</section>\n");
     }
-    let skipped = words::skipped(stages);
+    let skipped = labels::skipped(stages);
     if !skipped.is_empty() {
         out.push_str("<section class=\"card\"><h3>Not measured alone</h3>\n");
         out.extend(skipped.iter().map(|(names, why)| paragraph("", &format!("{}: {why}.", capitalised(names)))));
@@ -264,7 +264,7 @@ fn surveys(stages: &[StageBench]) -> io::Result<String> {
 }
 
 fn survey(stage: &StageBench) -> io::Result<String> {
-    let best = stage.best().and_then(|trial| Some((words::samples(&trial.samples)?, words::setting(&trial.setting))));
+    let best = stage.best().and_then(|trial| Some((labels::samples(&trial.samples)?, labels::setting(&trial.setting))));
     let best = best.map(|(rate, setting)| paragraph("", &format!("Best: {rate} at {setting}.")));
     let charts = compare::survey(stage)?;
     let rows: Vec<[String; 4]> = stage
@@ -273,8 +273,8 @@ fn survey(stage: &StageBench) -> io::Result<String> {
         .enumerate()
         .map(|(at, trial)| {
             let mark = if stage.best == Some(at) { "best" } else { "" };
-            let rate = words::samples(&trial.samples).unwrap_or_default();
-            [words::setting(&trial.setting), rate, trial.samples.len().to_string(), mark.to_owned()]
+            let rate = labels::samples(&trial.samples).unwrap_or_default();
+            [labels::setting(&trial.setting), rate, trial.samples.len().to_string(), mark.to_owned()]
         })
         .collect();
     let all = table("Median [least … most] of each setting", ["setting", "reached", "#samples", ""], &rows);
@@ -297,19 +297,19 @@ fn environment(report: &BenchReport) -> String {
         |name: &str, value: String| [name.to_owned(), if value.is_empty() { "not known".to_owned() } else { value }];
     let mut rows = vec![
         row("checkpoint", report.subject.path.display().to_string()),
-        row("size", words::subject(report)),
-        row("device", words::device(report)),
+        row("size", labels::subject(report)),
+        row("device", labels::device(report)),
         row("processor", machine.processor.clone()),
         row("cores", machine.cores.to_string()),
         row("memory", machine.memory_bytes.map_or(String::new(), text::both)),
         row("kernel", machine.kernel.clone()),
         row("file system", machine.file_system.clone()),
         row("vramp", report.vramp.clone()),
-        row("began", words::date(report.unix_seconds)),
+        row("began", labels::date(report.unix_seconds)),
         row("took", text::seconds(report.seconds)),
     ];
     rows.extend(
-        report.states.iter().map(|state| row(&format!("{} state", words::state(state.state)), words::proof(state))),
+        report.states.iter().map(|state| row(&format!("{} state", labels::state(state.state)), labels::proof(state))),
     );
     rows.extend(report.fallbacks.iter().map(|it| row("way not taken", format!("{}: {}", it.what, it.why))));
     let table = table("The machine and what was measured", ["what", "is"], &rows);

@@ -5,10 +5,10 @@ use std::io;
 use vramp::bench::{State, TimelineEvent};
 
 use super::super::super::text;
-use super::super::words;
+use super::super::labels;
 use super::canvas::{self, Axes, Canvas, Ink, Side, Trouble, ticks};
+use super::downsample::{self, Piece};
 use super::markup::{Mark, legend};
-use super::thin::{self, Piece};
 
 /// Pixels of a row of bars: a line of text and a bar below it.
 const ROW: u32 = 46;
@@ -46,8 +46,10 @@ pub(super) fn bars(state: &State) -> io::Result<String> {
         around: [8, 2, if wide { 24 } else { 26 }],
         height: ROW * u32::try_from(rows.len()).unwrap_or(1) + 32,
     };
-    let title =
-        format!("Seconds that each stage of a {} load needs alone, and what the loads took", words::state(state.state));
+    let title = format!(
+        "Seconds that each stage of a {} load needs alone, and what the loads took",
+        labels::state(state.state)
+    );
     let chart = canvas::both(&title, axes, |canvas| paint_bars(canvas, state, &rows))?;
     Ok(bars_legend(state) + &chart)
 }
@@ -58,7 +60,7 @@ fn rows(state: &State) -> Vec<Row> {
     let mut rows = vec![Row { said: opening, from: 0.0, to: before, limit: false }];
     rows.extend(state.ceilings.iter().map(|ceiling| {
         let limit = ceiling.stage == state.prediction.bound_by;
-        let (stage, seconds) = (words::limit(ceiling.stage, ceiling.bytes_per_second), text::seconds(ceiling.seconds));
+        let (stage, seconds) = (labels::limit(ceiling.stage, ceiling.bytes_per_second), text::seconds(ceiling.seconds));
         let said = format!("{stage}: {seconds}");
         Row { said, from: before, to: before + ceiling.seconds, limit }
     }));
@@ -129,7 +131,7 @@ fn text_of_tick(tick: f64, most: f64) -> String {
 
 /// Who did what when in the median load.
 pub(super) fn timeline(state: &State) -> io::Result<String> {
-    let (lanes, more) = thin::lanes(&state.timeline);
+    let (lanes, more) = downsample::lanes(&state.timeline);
     let end = end_of(&state.timeline);
     let count = u32::try_from(lanes.len()).unwrap_or(1);
     let axes = |wide: bool, _| Axes {
@@ -142,7 +144,7 @@ pub(super) fn timeline(state: &State) -> io::Result<String> {
     };
     let title = format!(
         "What happened when in the median {} load, a lane for each reader and upload",
-        words::state(state.state)
+        labels::state(state.state)
     );
     let chart = canvas::both(&title, axes, |canvas| paint_timeline(canvas, &lanes, end))?;
     let rest = if more > 0 { format!("{more} more lanes are not shown.") } else { String::new() };
@@ -152,7 +154,7 @@ pub(super) fn timeline(state: &State) -> io::Result<String> {
 fn paint_timeline(canvas: &Canvas<'_, '_>, lanes: &[(&str, Vec<&TimelineEvent>)], end: f64) -> Result<(), Trouble> {
     let plot = canvas.pixel(end, 0.0).0 - canvas.pixel(0.0, 0.0).0;
     let most = if canvas.wide { MOST_PIECES[0] } else { MOST_PIECES[1] };
-    let pieces = thin::pieces(lanes, 2.0 * end / f64::from(plot.max(1)), most);
+    let pieces = downsample::pieces(lanes, 2.0 * end / f64::from(plot.max(1)), most);
     let count = text::as_f64(lanes.len() as u64);
     for (at, ((name, _), pieces)) in lanes.iter().zip(&pieces).enumerate() {
         let (left, bottom) = canvas.pixel(0.0, count - 1.0 - text::as_f64(at as u64));
@@ -230,10 +232,10 @@ pub(super) fn throughput(state: &State) -> io::Result<String> {
         around: if wide { [84, 8, 24] } else { [72, 8, 26] },
         height: if wide { 260 } else { 220 },
     };
-    let title = format!("Bytes per second while the median {} load ran", words::state(state.state));
+    let title = format!("Bytes per second while the median {} load ran", labels::state(state.state));
     let chart = canvas::both(&title, axes, |canvas| paint_rates(canvas, state, end, bound))?;
     let mut entries: Vec<_> = moves(state).map(|(_, names, ink)| (Mark::Block, ink, names.to_owned())).collect();
-    entries.push((Mark::Dashes, Ink::Limit, format!("the limit: {}", words::limit(state.prediction.bound_by, bound))));
+    entries.push((Mark::Dashes, Ink::Limit, format!("the limit: {}", labels::limit(state.prediction.bound_by, bound))));
     Ok(legend(&entries) + &chart)
 }
 
@@ -242,8 +244,9 @@ fn moves(state: &State) -> impl Iterator<Item = (&'static str, &'static str, Ink
 }
 
 fn rates(state: &State, end: f64, parts: usize) -> Vec<(Ink, Vec<f64>)> {
-    let of =
-        |name: &'static str| thin::rates(state.timeline.iter().filter(move |event| event.name == name), end, parts);
+    let of = |name: &'static str| {
+        downsample::rates(state.timeline.iter().filter(move |event| event.name == name), end, parts)
+    };
     moves(state).map(|(name, _, ink)| (ink, of(name))).collect()
 }
 

@@ -7,8 +7,8 @@ use vramp::bench::TimelineEvent;
 /// Lanes that are shown at most.
 const MOST_LANES: usize = 32;
 
-/// Crumbs are joined to pieces of at most so many thresholds, so that they still show how busy a lane was when.
-const LONGEST_CRUMBS: f64 = 8.0;
+/// Short events are joined to pieces of at most so many thresholds, so that they still show how busy a lane was when.
+const LONGEST_JOINED: f64 = 8.0;
 
 /// A piece of a lane.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,11 +90,11 @@ fn joined<'a>(events: &[&'a TimelineEvent], threshold: f64) -> Vec<Piece<'a>> {
 }
 
 fn takes(piece: &Piece<'_>, event: &TimelineEvent, threshold: f64) -> bool {
-    let crumbs = piece.longest < threshold && event.seconds < threshold;
+    let short_events = piece.longest < threshold && event.seconds < threshold;
     let near = event.start - piece.end < threshold;
     // One that lies within the other (a conversion within its upload) is not a piece of its own when it is short.
     let within = event.start + event.seconds <= piece.end && event.seconds < threshold;
-    within || crumbs && near && event.start + event.seconds - piece.start < threshold * LONGEST_CRUMBS
+    within || short_events && near && event.start + event.seconds - piece.start < threshold * LONGEST_JOINED
 }
 
 /// Bytes per second in `count` equal parts of `0..seconds`: the bytes of each event spread evenly over its time.
@@ -139,15 +139,18 @@ mod tests {
     }
 
     #[test]
-    fn long_events_stay_as_they_are_and_crumbs_are_joined_with_their_busy_share() {
+    fn long_events_stay_as_they_are_and_short_ones_are_joined_with_their_busy_share() {
         let mut events = vec![event("loop", "open", 0.0, 1.0)];
         events.extend((0..10).map(|at| event("loop", "read", 1.0 + f64::from(at) * 0.01, 0.005)));
         let (lanes, _) = lanes(&events);
         let found = pieces(&lanes, 0.1, 100);
         assert_eq!(found[0].len(), 2, "{found:?}");
         assert_eq!((found[0][0].start, found[0][0].end, found[0][0].share()), (0.0, 1.0, 1.0));
-        let crumbs = &found[0][1];
-        assert!((0.5..0.56).contains(&crumbs.share()) && crumbs.name == "read" && crumbs.is_joined(), "{crumbs:?}");
+        let short_events = &found[0][1];
+        assert!(
+            (0.5..0.56).contains(&short_events.share()) && short_events.name == "read" && short_events.is_joined(),
+            "{short_events:?}"
+        );
     }
 
     #[test]

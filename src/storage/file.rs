@@ -486,7 +486,7 @@ fn probe(file: &File) -> io::Result<(u64, u64)> {
 }
 
 fn probe_read(file: &File, block: usize) -> io::Result<()> {
-    let pool = crate::staging::StagingPool::new(3, block)?;
+    let pool = crate::memory::staging::StagingPool::new(3, block)?;
     // The second buffer lies at one block past a huge page's start: not better aligned than asked.
     let mut held: Vec<_> = std::iter::from_fn(|| pool.acquire()).collect();
     let target = held.iter_mut().find(|buffer| buffer.index() == 1).ok_or(io::ErrorKind::Other)?;
@@ -531,7 +531,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::source::Fallback;
+    use crate::storage::Fallback;
     use crate::testing::file_conformance;
     use crate::testing::{Random, watched};
 
@@ -681,7 +681,7 @@ mod tests {
         if source.memory_align == 1 {
             return;
         }
-        let pool = crate::staging::StagingPool::new(1, 20_000).unwrap();
+        let pool = crate::memory::staging::StagingPool::new(1, 20_000).unwrap();
         let mut buffer = pool.acquire().unwrap();
         assert_eq!(source.read_at(0, &mut buffer.bytes_mut()[..16_384]).unwrap(), Route::Direct);
         assert!(notes.list().is_empty());

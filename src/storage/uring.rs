@@ -25,8 +25,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::file::Parts;
 use super::queue::{Job, Lane, Outlet, Target};
 use super::{Fallbacks, Route};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
-use crate::staging::{StagingBuffer, StagingPool};
 
 /// Marks the completion of the poll on the wake-up counter; flights are numbered from zero.
 const WAKE: u64 = u64::MAX;
@@ -523,8 +523,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::source::queue::{Engine, QueueOptions, Read, queue};
-    use crate::source::{LocalStorage, Storage};
+    use crate::storage::queue::{Engine, QueueOptions, Read, queue};
+    use crate::storage::{LocalStorage, Storage};
     use crate::testing::{Random, watched};
 
     const CHILD: &str = "VRAMP_TEST_CHILD";
@@ -573,7 +573,7 @@ mod tests {
     type Outcomes = Vec<Result<(), String>>;
 
     /// Twelve direct reads through such a ring: for each that its bytes are right, or the error. `None` where there is no ring.
-    fn read_all(enter: Box<Enter>) -> Option<(Outcomes, Vec<crate::source::Fallback>)> {
+    fn read_all(enter: Box<Enter>) -> Option<(Outcomes, Vec<crate::storage::Fallback>)> {
         const BLOCK: usize = 4096;
         let bytes = Random::new(3).bytes(12 * BLOCK);
         // On the disk that the target folder is on: the usual temporary folder may be memory, which has no direct reads.

@@ -16,7 +16,7 @@ use crate::extent::{ShardIndex, align_down};
 use crate::load::open_same;
 use crate::os;
 use crate::plan::LoadPlan;
-use crate::source::{Fallbacks, Storage};
+use crate::storage::{Fallbacks, Storage};
 
 /// Stretches begin on multiples of this, so that reads past the page cache are whole blocks.
 const BLOCK_BYTES: u64 = 1 << 20;
@@ -70,7 +70,7 @@ impl<'a> Loadable<'a> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (shard, index) in self.checkpoint.shards().iter().zip(0..) {
             let mut ranges = ranges_of(index, plan);
-            if shard.made.is_some() {
+            if shard.derived.is_some() {
                 ranges.truncate(1); // made of all of its file
                 ranges.iter_mut().for_each(|range| *range = 0..shard.identity.len);
             }

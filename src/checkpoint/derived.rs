@@ -14,7 +14,7 @@ use flate2::read::DeflateDecoder;
 use super::Shard;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::source::{FileSystem, Identity, Limits, MappedFile, OpenFile, Residency, Route, Source};
+use crate::storage::{FileSystem, Identity, Limits, MappedFile, OpenFile, Residency, Route, Source};
 
 /// A span of the file that is read in one go for what is asked of it, beyond what is asked, in bytes.
 const SLACK_BYTES: u64 = 1 << 20;
@@ -123,7 +123,7 @@ pub(crate) fn open(file: Arc<dyn OpenFile>, recipe: Arc<Recipe>) -> Arc<dyn Open
 impl Shard {
     /// The open file of the shard, as a load sees it.
     pub(crate) fn as_loaded(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
-        match &self.made {
+        match &self.derived {
             Some(recipe) => open(file, Arc::clone(recipe)),
             None => file,
         }

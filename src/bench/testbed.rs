@@ -8,7 +8,7 @@ use super::Options;
 use super::cache::{Stretch, TOLERANCE, resident_share};
 use super::data::CacheState;
 use super::memory;
-use super::subject::Loadable;
+use super::workload::Loadable;
 use crate::checkpoint::Checkpoint;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::load::{Loaded, Loader, Prepared, TransferOptions};
 use crate::plan::LoadPlan;
 
 /// What loads need.
-pub(super) struct Bed<'a> {
+pub(super) struct TestBed<'a> {
     pub(super) subject: &'a Loadable<'a>,
     pub(super) device: Arc<dyn Device>,
     pub(super) options: &'a Options,
@@ -26,23 +26,23 @@ pub(super) struct Bed<'a> {
     reopen: Option<PathBuf>,
 }
 
-impl<'a> Bed<'a> {
+impl<'a> TestBed<'a> {
     /// A bed for this subject, and what a load of it would do as the page cache is now.
     pub(super) fn new(
         subject: &'a Loadable<'a>,
         device: Arc<dyn Device>,
         options: &'a Options,
         reopen: Option<PathBuf>,
-    ) -> Result<(Bed<'a>, LoadPlan)> {
-        let mut bed = Bed { subject, device, options, files: Vec::new(), reopen };
+    ) -> Result<(TestBed<'a>, LoadPlan)> {
+        let mut bed = TestBed { subject, device, options, files: Vec::new(), reopen };
         let plan = bed.prepare(&bed.loader(bed.transfer()))?.plan;
         bed.files = subject.stretches(&plan);
         Ok((bed, plan))
     }
 
     /// The same with another part of the checkpoint.
-    pub(super) fn with<'b>(&'b self, subject: &'b Loadable<'b>) -> Result<Bed<'b>> {
-        Ok(Bed::new(subject, Arc::clone(&self.device), self.options, None)?.0)
+    pub(super) fn with<'b>(&'b self, subject: &'b Loadable<'b>) -> Result<TestBed<'b>> {
+        Ok(TestBed::new(subject, Arc::clone(&self.device), self.options, None)?.0)
     }
 
     /// How a load moves bytes unless it is told otherwise.

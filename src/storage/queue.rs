@@ -18,7 +18,7 @@ use super::uring::Ring;
 use super::{Fallbacks, GPU_DIRECT, Route, Source};
 use crate::device::Region;
 use crate::error::{Error, Result};
-use crate::staging::{StagingBuffer, StagingPool};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 
 /// One read of a file.
 #[derive(Clone)]
@@ -445,8 +445,8 @@ mod tests {
 
     use super::*;
     use crate::device::Arena;
-    use crate::host::HostBlock;
-    use crate::source::{Limits, LocalStorage, OpenFile, Storage};
+    use crate::memory::HostBlock;
+    use crate::storage::{Limits, LocalStorage, OpenFile, Storage};
     use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
     use crate::testing::{Random, watched};
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Fallbacks, Limits, OpenFile, Route, Source};
 use crate::device::{DirectFile, DirectReads, Region};
 use crate::error::{Error, Result};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
-use crate::staging::{StagingBuffer, StagingPool};
 
 /// What reads by a device want. Blocks of the file are whole pages; the longest read is the largest that GPUDirect Storage makes
 /// in one piece; a gap is not worth reading, as it would take device memory. Any address will do: where source and target lie

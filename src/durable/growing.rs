@@ -19,8 +19,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::NewFile;
 use crate::error::{Error, Result};
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os::{self, DirectSupport};
-use crate::staging::{StagingBuffer, StagingPool};
 
 /// Bytes of one write: large enough that a disk does not wait for the next.
 pub(super) const BLOCK_BYTES: usize = 8 << 20;
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_crumbs_arrive_in_their_order() {
+    fn blocks_and_small_pieces_arrive_in_their_order() {
         watched(|| {
             // Memory, where the usual temporary folder is one, and the disk that the build is on.
             let build = std::env::current_exe().unwrap().parent().unwrap().to_owned();

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::host::HostBlock;
+use crate::memory::HostBlock;
 use crate::os;
 
 /// A fixed set of equal buffers. Cloning the handle shares the set.
