@@ -13,9 +13,8 @@ use vramp::durable::FileStore;
 use vramp::load::{Convert, Loaded, Loader, TransferOptions};
 use vramp::report::Staging;
 use vramp::save::{ConvertOptions, Converted, Target, convert};
-use vramp::testing::{LazyDevice, Random, watched};
+use vramp::testing::{LazyDevice, Random, safetensors, watched};
 
-use crate::cli::safetensors;
 use crate::kernels::reference::{e2m1, product, value};
 
 /// A tensor of a file: name, type, shape, bytes.
@@ -654,26 +653,5 @@ fn a_converted_checkpoint_holds_what_a_load_gives() {
         let is_packed = weight.tensors[0].1 != "F8_E4M3";
         let told = said.warnings.iter().filter(|warning| warning.contains("dequantised")).count();
         assert_eq!(told, usize::from(is_packed), "once, not once a batch: {:?}", said.warnings);
-    }
-}
-
-#[test]
-fn the_program_says_what_stays_packed_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_, config, tensors) = layers().into_iter().find(|(scheme, ..)| *scheme == "GPTQ").unwrap();
-    write(folder.path(), &tensors, &config, json!({}));
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (input, output) = (path("model.safetensors"), path("out.safetensors"));
-    let cast = ["--dtype", "bf16", "--json"];
-    for args in [
-        vec!["load", &input, "--device", "cpu"],
-        vec!["load", &input, "--device", "cpu", "--plan-only"],
-        vec!["convert", &input, &output],
-    ] {
-        let said = crate::cli::vramp(&[&args[..], &cast].concat());
-        assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
-        let warnings = said.json()["warnings"].as_array().unwrap().clone();
-        let told = warnings.iter().filter(|warning| warning.as_str().unwrap().contains("1 GPTQ (\"l.qweight\")"));
-        assert_eq!(told.count(), 1, "{args:?}: {warnings:?}");
     }
 }

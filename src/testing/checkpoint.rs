@@ -88,3 +88,18 @@ fn residency(random: &mut Random, len: u64) -> Residency {
         }
     }
 }
+
+/// A safetensors file of these tensors (name, type, shape, bytes), padded as usual.
+pub fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: serde_json::Value) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".to_owned(), metadata);
+    let mut data = Vec::new();
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert((*name).to_owned(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}

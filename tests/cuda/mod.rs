@@ -11,7 +11,6 @@ mod loads;
 mod misuse;
 mod pipeline;
 mod probe;
-mod program;
 mod uploads;
 
 use std::sync::Arc;

@@ -1,7 +1,5 @@
 //! What is there and what is missing: the answers a person gets, on the double.
 
-use std::path::Path;
-
 use swcuda::{Config, Fault};
 use vramp::device::{self, CudaDevice};
 
@@ -46,36 +44,6 @@ fn hidden_devices_are_not_there_and_the_others_are_renumbered() {
 }
 
 #[test]
-fn an_old_driver_is_named_with_what_is_needed() {
-    if Rig::double(Config::default()).is_none() {
-        return;
-    }
-    // The functions are found once a process; the version is asked of a driver that has not been used yet: a child's.
-    let folder = tempfile::tempdir().unwrap();
-    swcuda::Double::link_folder(folder.path());
-    let old = child(folder.path(), &[("SWCUDA_DRIVER_VERSION", "11080")]);
-    assert!(old.contains("11.8") && old.contains("12.0") && old.contains("driver 525"), "{old}");
-    let none = child(folder.path(), &[("SWCUDA_DEVICES", "0")]);
-    assert!(none.contains("no CUDA device"), "{none}");
-    let empty = tempfile::tempdir().unwrap();
-    if !Path::new("/dev/nvidiactl").exists() {
-        let absent = child(empty.path(), &[]);
-        assert!(absent.contains("no CUDA driver here"), "{absent}");
-    }
-}
-
-/// What `vramp load --device cuda` says on stderr, with `libraries` searched first.
-fn child(libraries: &Path, settings: &[(&str, &str)]) -> String {
-    let file = libraries.join("m.safetensors");
-    std::fs::write(&file, b"\x02\0\0\0\0\0\0\0{}").unwrap();
-    let mut vramp = std::process::Command::new(env!("CARGO_BIN_EXE_vramp"));
-    let ran = vramp.args(["load", "--device", "cuda"]).arg(&file).envs(settings.iter().copied());
-    let output = ran.env("LD_LIBRARY_PATH", libraries).env("SWCUDA_QUIET", "1").output().unwrap();
-    assert_eq!(output.status.code(), Some(5));
-    String::from_utf8(output.stderr).unwrap()
-}
-
-#[test]
 fn a_driver_that_does_not_start_says_why() {
     let Some(double) = Rig::double(Config::default()) else { return };
     for (code, words) in
@@ -88,21 +56,4 @@ fn a_driver_that_does_not_start_says_why() {
     double.inject(Fault::Call { name: "cuInit".to_owned(), nth: 1, code: 803 });
     let (fallen_back, why) = device::open_default();
     assert!(fallen_back.name() == "cpu" && why.unwrap().to_string().contains("803"), "a broken driver is told");
-}
-
-#[test]
-fn a_program_that_falls_back_says_why_to_programs_too() {
-    if Rig::double(Config::default()).is_none() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    swcuda::Double::link_folder(folder.path());
-    let file = folder.path().join("m.safetensors");
-    std::fs::write(&file, b"\x02\0\0\0\0\0\0\0{}").unwrap();
-    let mut vramp = std::process::Command::new(env!("CARGO_BIN_EXE_vramp"));
-    let ran = vramp.args(["load", "--json"]).arg(&file).env("SWCUDA_FAULTS", "cuInit:1=803");
-    let output = ran.env("LD_LIBRARY_PATH", folder.path()).env("SWCUDA_QUIET", "1").output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["device"], "cpu");
-    assert!(json["warnings"][0].as_str().unwrap().contains("803"), "{json}");
 }

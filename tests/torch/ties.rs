@@ -245,18 +245,3 @@ fn two_names(len: i64) -> Vec<u8> {
     }
     pickle.raw(b"uub.").bytes()
 }
-
-#[test]
-fn the_program_says_which_names_share_their_bytes() {
-    let (_dir, path) = written(&file(Container::Stored, &[("embed", whole()), ("head", whole())]));
-    let path = path.to_str().unwrap();
-    let inspected = crate::cli::vramp(&["inspect", path, "--json"]).json();
-    assert_eq!(inspected["ties"], serde_json::json!({"head": "embed"}));
-    assert_eq!((&inspected["total_bytes"], &inspected["parameters"]), (&BYTES.into(), &24.into()));
-    assert!(crate::cli::vramp(&["inspect", path]).out.contains("head is embed"));
-    let loaded = crate::cli::vramp(&["load", path, "--device", "cpu", "--digests", "--json"]).json();
-    assert_eq!(loaded["tensors"]["head"]["same_as"], "embed");
-    assert_eq!(loaded["tensors"]["head"]["sha256"], loaded["tensors"]["embed"]["sha256"]);
-    assert_eq!((&loaded["report"]["tensors"], &loaded["report"]["names"]), (&1.into(), &2.into()));
-    assert!(crate::cli::vramp(&["load", path, "--device", "cpu"]).out.contains("1 tensor under 2 names"));
-}

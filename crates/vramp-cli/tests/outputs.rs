@@ -1,8 +1,9 @@
 //! Files that `bench` and `load` are asked to write: what they may not be written over, and beside which files not under which names.
 
 use serde_json::json;
+use vramp::testing::safetensors;
 
-use crate::cli::{folder, safetensors, vramp};
+use crate::cli::{folder, vramp};
 
 #[test]
 fn a_name_that_readers_of_a_folder_know_is_refused_beside_the_weights_and_not_elsewhere() {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use vramp::testing::safetensors;
 
 /// What one run said.
 pub(crate) struct Said {
@@ -52,20 +53,6 @@ pub(crate) fn vramp(args: &[&str]) -> Said {
 /// A folder on the disk that the target folder is on: the usual temporary one may be memory.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-pub(crate) fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: Value) -> Vec<u8> {
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".to_owned(), metadata);
-    let mut data = Vec::new();
-    for (name, dtype, shape, bytes) in tensors {
-        let offsets = [data.len(), data.len() + bytes.len()];
-        header.insert((*name).to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
-        data.extend_from_slice(bytes);
-    }
-    let mut header = Value::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 
 /// `a.weight` F32 [2, 3] and `b.bias` I64 [2] in `m.safetensors`.
@@ -438,7 +425,7 @@ fn estimates_of_a_chain_name_its_stages_in_order_and_both_times() {
 #[test]
 fn every_named_link_stands_in_the_help_and_in_the_docs() {
     let help = vramp(&["estimate", "--help"]).out;
-    let docs = include_str!("../docs/links.md");
+    let docs = include_str!("../../../docs/links.md");
     for (name, rate) in vramp::estimate::NAMED_LINKS {
         assert!(help.contains(name) && docs.contains(&format!("`{name}`")), "{name}");
         let gb = (rate / 1e9).to_string();

@@ -11,9 +11,9 @@ use vramp::load::{Convert, LimitPlace, LimitRates, Loader, MeasuredLimit, Measur
 use vramp::plan::RouteChoice;
 use vramp::report::{Report, Stage};
 use vramp::storage::Residency;
-use vramp::testing::Synthetic;
+use vramp::testing::{Synthetic, safetensors};
 
-use super::cli::{Said, command, folder, safetensors, vramp};
+use super::cli::{Said, command, folder, vramp};
 
 /// Rates that no machine has, so that the right one shows.
 const RATES: LimitRates = LimitRates {

@@ -9,9 +9,9 @@ use std::process::{Output, Stdio};
 
 use serde_json::json;
 use vramp::testing::torch::{Member, archive, state_dict, zip};
-use vramp::testing::watched;
+use vramp::testing::{safetensors, watched};
 
-use crate::cli::{command, folder, safetensors, signal, until, vramp};
+use crate::cli::{command, folder, signal, until, vramp};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

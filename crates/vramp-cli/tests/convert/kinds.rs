@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use serde_json::json;
+use vramp::testing::safetensors;
 
 use super::{converted, names, path, reference};
-use crate::cli::{folder, safetensors, vramp};
+use crate::cli::{folder, vramp};
 
 fn small(path: &Path, tensors: &[(&str, &[u64], &[u8])], metadata: serde_json::Value) -> String {
     let tensors: Vec<_> = tensors.iter().map(|(name, shape, bytes)| (*name, "U8", *shape, *bytes)).collect();

@@ -1,7 +1,8 @@
-//! The command-line program: one file a command, from what was typed ([`args`]) to what was meant to the library.
+//! The program `vramp`: one file a command, from what was typed ([`args`]) to the options of the library.
 //!
-//! Only this folder reads environment variables, writes to the standard streams and takes signals. A command returns
-//! what it did or a [`Failure`]; this file turns that into the exit status.
+//! Only this package reads environment variables, writes to the standard streams and takes signals. A command returns what it
+//! did or a [`Failure`]; this file turns that into the exit status. It never ends by a panic's status (101): a panic is caught,
+//! called a bug of vramp, and ends with 5.
 
 mod args;
 mod audit;
@@ -55,8 +56,14 @@ const ABORTED: &str = "error: out of memory: the program could not go on\n  beca
 const ABORTED_JSON: &str = "{\"error\":{\"kind\":\"out_of_memory\",\"message\":\"out of memory: the program could not go on\",\
                             \"path\":null,\"tensor\":null,\"causes\":[\"a limit on memory or the machine's own was reached\"]}}\n";
 
+fn main() {
+    let code = exit_status();
+    // Freeing gigabytes piece by piece costs a user time and gives nothing: the process ends with everything it holds.
+    std::process::exit(code.into())
+}
+
 /// Runs the program; returns its exit status.
-pub(crate) fn main() -> u8 {
+fn exit_status() -> u8 {
     panic::set_hook(Box::new(|info| {
         let _ = PANIC.set(info.to_string());
     }));

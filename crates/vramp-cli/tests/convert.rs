@@ -15,10 +15,10 @@ use vramp::checkpoint::Checkpoint;
 use vramp::durable::{FileStore, Found, NewFile, Store, is_temporary};
 use vramp::error::Error;
 use vramp::save::{ConvertOptions, Target, convert};
-use vramp::testing::Random;
 use vramp::testing::torch::{Pickle, TensorOver, archive, state_dict};
+use vramp::testing::{Random, safetensors};
 
-use crate::cli::{command, folder, interrupted, safetensors, signal, until, vramp};
+use crate::cli::{command, folder, interrupted, signal, until, vramp};
 
 /// Type, shape and bytes by name.
 type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
@@ -39,7 +39,7 @@ fn reference(files: &[PathBuf]) -> Tensors {
     let mut tensors = Tensors::new();
     for file in files {
         let bytes = std::fs::read(file).unwrap();
-        for (name, view) in safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        for (name, view) in ::safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors() {
             let tensor = (view.dtype().to_string(), view.shape().to_vec(), view.data().to_vec());
             assert!(tensors.insert(name.clone(), tensor).is_none(), "{name} is in two files");
         }

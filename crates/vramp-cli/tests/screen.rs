@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Output;
 
 use serde_json::{Value, json};
+use vramp::testing::safetensors;
 use vramp::testing::torch::{TensorOver, archive, state_dict};
 
-use crate::cli::{Said, command, folder, safetensors, vramp};
+use crate::cli::{Said, command, folder, vramp};
 
 /// The same with COLUMNS, as a person with a screen of that width would see it.
 fn on_screen(columns: usize, args: &[&str]) -> Said {

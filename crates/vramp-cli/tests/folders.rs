@@ -13,9 +13,9 @@ use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
 use vramp::load::{Options, load};
 use vramp::testing::hostile::{self, bytes_file};
 use vramp::testing::torch::{TensorOver, archive, state_dict};
-use vramp::testing::watched;
+use vramp::testing::{safetensors, watched};
 
-use crate::cli::{Said, command, folder, safetensors, vramp};
+use crate::cli::{Said, command, folder, vramp};
 
 const INDEX: &str = "model.safetensors.index.json";
 
