@@ -33,8 +33,6 @@
 //! | write a checkpoint anew: resharded, cast, renamed | [`save::convert`] |
 //! | know what a PyTorch file would run | [`checkpoint::torch::audit`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
-//! | know beforehand how long it must take | [`estimate`] |
-//! | measure what this machine can do, and how near a load comes to it | [`bench`](mod@bench), [`load::MeasuredLimits`] |
 //!
 //! # The way of a byte
 //!
@@ -49,7 +47,6 @@
 //! Execute anything from a file, open anything outside a checkpoint's folder (links of the Hugging Face cache apart), raise a
 //! signal because a file shrank, panic on what it reads, read environment variables, print.
 
-pub mod bench;
 pub mod checkpoint;
 pub mod convert;
 pub mod device;
@@ -57,7 +54,6 @@ pub mod digest;
 pub mod dtype;
 pub mod durable;
 pub mod error;
-pub mod estimate;
 pub mod extent;
 pub mod fallback;
 mod fault;

@@ -12,11 +12,11 @@ const LAYERS: &[&[&str]] = &[
     &["memory"],
     &["device"],
     &["storage", "durable"],
-    &["checkpoint", "estimate"],
+    &["checkpoint"],
     &["plan"],
     &["tensor", "report"],
     &["load"],
-    &["view", "bench", "save"],
+    &["view", "save"],
     &["testing"],
 ];
 
@@ -150,9 +150,6 @@ fn only_durable_renames_syncs_and_removes() {
         let room = room_of(&path);
         if room == "durable" || room == "testing" {
             continue;
-        }
-        if path == Path::new("bench/cache.rs") {
-            continue; // only what is written can be dropped from the page cache, so it syncs the checkpoint
         }
         let code = text.split("mod tests {").next().unwrap_or_default();
         for word in

@@ -82,7 +82,10 @@ impl<'a> Files<'a> {
 }
 
 /// Opens a shard and demands that it is the file whose header was read.
-pub(crate) fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
+///
+/// # Errors
+/// When it cannot be opened; [`Error::Changed`] where it is another file now.
+pub fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
     let file = storage.open(&shard.path, fallbacks)?;
     match shard.identity.difference(&file.identity()) {
         None => Ok(shard.as_loaded(file)),

@@ -37,7 +37,8 @@ pub use profile::{MOST_AT_ONCE, Profile};
 pub use spans::TracingObserver;
 pub use trace::{TraceEvent, TraceLane, TracePlace, place};
 
-pub(crate) use files::open_same;
+#[doc(hidden)]
+pub use files::open_same;
 
 use files::Files;
 use gpu_direct::{Consent, TRIAL};

@@ -1,10 +1,11 @@
 //! Checkpoints that exist only in memory, with the bytes that a load of them must give.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{MemoryFile, MemoryStorage, Random};
-use crate::checkpoint::{Checkpoint, Shard, TensorData, TensorInfo};
+use crate::checkpoint::{Checkpoint, Format, Shard, TensorData, TensorInfo};
 use crate::dtype::Dtype;
 use crate::extent::Extent;
 use crate::storage::{FileSystem, OpenFile, Residency};
@@ -43,16 +44,7 @@ impl Synthetic {
             storage.insert(Arc::new(file));
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
-        let checkpoint = Checkpoint {
-            path: "synthetic".into(),
-            shards: listed,
-            tensors: infos,
-            metadata: BTreeMap::new(),
-            warnings: Vec::new(),
-            format: crate::checkpoint::Format::default(),
-            skipped: Vec::new(),
-            shared: Vec::new(),
-        };
+        let checkpoint = checkpoint_of("synthetic", listed, infos);
         Synthetic { checkpoint, storage, expected }
     }
 }
@@ -102,4 +94,18 @@ pub fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: serde_json
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
+}
+
+/// A safetensors checkpoint of these files and tensors, as if they had been read.
+pub fn checkpoint_of(path: impl Into<PathBuf>, shards: Vec<Shard>, tensors: Vec<TensorInfo>) -> Checkpoint {
+    Checkpoint {
+        path: path.into(),
+        shards,
+        tensors,
+        metadata: BTreeMap::new(),
+        warnings: Vec::new(),
+        format: Format::Safetensors,
+        skipped: Vec::new(),
+        shared: Vec::new(),
+    }
 }

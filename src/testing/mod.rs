@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-pub use checkpoint::{Synthetic, safetensors};
+pub use checkpoint::{Synthetic, checkpoint_of, safetensors};
 pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
 pub use pace::{Pace, PacedDevice, PacedSource};

@@ -3,7 +3,6 @@
 //! The double is no GPU. What these tests show is that copies, events and memory are used in an order that is right whatever
 //! the timing, and that nothing is lost or leaked when the driver refuses. `scripts/gpu-check` runs the same tests on a GPU.
 
-mod bench;
 mod direct;
 mod errors;
 mod lies;

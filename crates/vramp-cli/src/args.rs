@@ -10,8 +10,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
-use vramp::estimate::Link;
 use vramp::report::Staging;
+use vramp_bench::estimate::Link;
 
 use super::values;
 
@@ -605,7 +605,7 @@ pub(crate) struct EstimateArgs {
     ///
     /// One scale a block of so many elements. They are part of S, not of the number of parameters.
     #[arg(long, value_name = "BLOCK=DTYPE", value_parser = values::scales)]
-    pub(crate) scales: Option<vramp::estimate::Scales>,
+    pub(crate) scales: Option<vramp_bench::estimate::Scales>,
     /// A link that every byte passes: 12GB/s, NAME=12GB/s, or a named one (repeatable).
     ///
     /// In the order in which a byte passes them. Named: pcie3x16, pcie4x16, pcie5x16, pcie6x16 (also x8 and x4), nvlink-c2c,

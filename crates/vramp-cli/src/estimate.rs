@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use vramp::checkpoint::Checkpoint;
 use vramp::dtype::{Dtype, element_count};
-use vramp::estimate::{Estimate, Link, NAMED_LINKS, QUANTISED, Size, Weights, estimate, size_of_all};
+use vramp_bench::estimate::{Estimate, Link, NAMED_LINKS, QUANTISED, Size, Weights, estimate, size_of_all};
 
 use super::args::EstimateArgs;
 use super::fleet;

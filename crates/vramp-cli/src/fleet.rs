@@ -3,8 +3,8 @@
 //! The times are the library's (`estimate::fleet`); nothing here computes any.
 
 use serde_json::{Value, json};
-use vramp::estimate::fleet::{Drives, Fleet, Flip, Limit, Outcome, Spread, Storage, Way, best, flips, simulate};
-use vramp::estimate::{Link, NAMED_LINKS};
+use vramp_bench::estimate::fleet::{Drives, Fleet, Flip, Limit, Outcome, Spread, Storage, Way, best, flips, simulate};
+use vramp_bench::estimate::{Link, NAMED_LINKS};
 
 use super::args::FleetArgs;
 use super::screen::Screen;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
 use vramp::dtype::Dtype;
-use vramp::estimate::{Link, NAMED_LINKS, QUANTISED, Scales, element_bits};
 use vramp::report::Staging;
+use vramp_bench::estimate::{Link, NAMED_LINKS, QUANTISED, Scales, element_bits};
 
 /// The smallest staging buffer that any block of direct I/O fits in.
 const MIN_STAGING_BYTES: u64 = 4096;

@@ -426,7 +426,7 @@ fn estimates_of_a_chain_name_its_stages_in_order_and_both_times() {
 fn every_named_link_stands_in_the_help_and_in_the_docs() {
     let help = vramp(&["estimate", "--help"]).out;
     let docs = include_str!("../../../docs/links.md");
-    for (name, rate) in vramp::estimate::NAMED_LINKS {
+    for (name, rate) in vramp_bench::estimate::NAMED_LINKS {
         assert!(help.contains(name) && docs.contains(&format!("`{name}`")), "{name}");
         let gb = (rate / 1e9).to_string();
         let row = docs.lines().find(|line| line.contains(&format!("`{name}`"))).unwrap();

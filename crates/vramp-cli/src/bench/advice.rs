@@ -1,6 +1,6 @@
 //! What to change, in one sentence for each state, chosen from the verdict. Pure text: nothing here measures.
 
-use vramp::bench::{BenchReport, BenchStage, CacheState, Cause, Ceiling, Reason, State};
+use vramp_bench::{BenchReport, BenchStage, CacheState, Cause, Ceiling, Reason, State};
 
 use super::super::text::{self, rate, seconds};
 use super::labels;

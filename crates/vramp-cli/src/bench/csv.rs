@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use vramp::bench::{BenchReport, BenchStage, Sample, Setting};
+use vramp_bench::{BenchReport, BenchStage, Sample, Setting};
 
 use super::labels;
 

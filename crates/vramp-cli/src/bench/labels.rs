@@ -1,6 +1,6 @@
 //! The names of stages, settings, states and days, as every face of a benchmark's report says them. Pure text.
 
-use vramp::bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, StageBench, State};
+use vramp_bench::{BenchReport, BenchStage, CacheState, Ceiling, Sample, Setting, Spread, StageBench, State};
 
 use vramp::report::utc;
 

@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vramp::Error;
-use vramp::bench::{self, BenchReport, DeviceOpener, Effort, Options, Tuning};
 use vramp::checkpoint::Checkpoint;
 use vramp::device::{self, CpuDevice, Device};
 use vramp::load::TransferOptions;
+use vramp_bench::{BenchReport, DeviceOpener, Effort, Options, Tuning};
 
 use super::args::{BenchArgs, RouteArg};
 use super::interrupt::Interrupt;
@@ -68,7 +68,7 @@ pub(crate) fn on_host(
 ) -> Result<BenchReport, Failure> {
     let mut options = Options::new(Box::new(|| Ok(Arc::new(CpuDevice::new()))), effort);
     options.transfer.cancel = interrupt.cancel();
-    Ok(bench::run(path, &options, &|what| output.note(what))?)
+    Ok(vramp_bench::run(path, &options, &|what| output.note(what))?)
 }
 
 pub(crate) fn run(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -107,9 +107,9 @@ fn measure(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<Fo
     let opener = opener(args, Rc::clone(&unusable));
     let options = Options { open: options::open(&args.how), transfer, ..Options::new(opener, effort(args)) };
     let progress = |what: &str| output.note(what);
-    let mut report = bench::run(&args.path, &options, &progress)?;
+    let mut report = vramp_bench::run(&args.path, &options, &progress)?;
     report.warnings.extend(unusable.take());
-    let tuning = args.tune.map(|budget| bench::tune(&args.path, &options, budget, &progress)).transpose()?;
+    let tuning = args.tune.map(|budget| vramp_bench::tune(&args.path, &options, budget, &progress)).transpose()?;
     Ok(Found { report, tuning })
 }
 

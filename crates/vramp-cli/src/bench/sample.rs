@@ -2,13 +2,13 @@
 //!
 //! Only built for tests; its numbers are invented and stand for no machine.
 
-use vramp::bench::{
-    BenchReport, BenchStage, CacheState, Ceiling, Load, Machine, Prediction, Proof, Sample, Setting, Spread,
-    StageBench, State, Subject, TimelineEvent, Trial, TuneTrial, Tuning, Verdict,
-};
 use vramp::fallback::Fallback;
 use vramp::load::Profile;
 use vramp::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
+use vramp_bench::{
+    BenchReport, BenchStage, CacheState, Ceiling, Load, Machine, Prediction, Proof, Sample, Setting, Spread,
+    StageBench, State, Subject, TimelineEvent, Trial, TuneTrial, Tuning, Verdict,
+};
 
 const BYTES: u64 = 512 << 20;
 const READ: u64 = 8 << 20;

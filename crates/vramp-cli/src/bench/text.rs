@@ -1,7 +1,7 @@
 //! A benchmark as a person reads it in one look: what each stage can do, what the load reached, what to change. Pure text.
 
 use anstyle::Style;
-use vramp::bench::{BenchReport, Ceiling, Spread, StageBench, State};
+use vramp_bench::{BenchReport, Ceiling, Spread, StageBench, State};
 
 use super::super::report::efficiency_style;
 use super::super::text::{self, Align, BAD, BOLD, DIM, GOOD, Table, WARN};

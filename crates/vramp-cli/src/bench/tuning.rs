@@ -2,8 +2,8 @@
 
 use std::io;
 
-use vramp::bench::{Spread, TuneTrial, Tuning};
 use vramp::load::Profile;
+use vramp_bench::{Spread, TuneTrial, Tuning};
 
 use super::super::text::{self, Align, BOLD, GOOD, Table};
 use super::super::wrap::line;

@@ -15,9 +15,9 @@ use std::path::{self, Path, PathBuf};
 use serde::Serialize;
 use tempfile::TempDir;
 use vramp::Error;
-use vramp::bench::{BenchReport, Effort};
 use vramp::os;
 use vramp::storage::{Fallbacks, LocalStorage, Storage};
+use vramp_bench::{BenchReport, Effort};
 
 use super::args::DemoArgs;
 use super::bench;

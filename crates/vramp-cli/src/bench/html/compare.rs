@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use vramp::bench::{BenchReport, Spread, StageBench, State, Trial};
+use vramp_bench::{BenchReport, Spread, StageBench, State, Trial};
 
 use super::super::super::text;
 use super::super::labels;

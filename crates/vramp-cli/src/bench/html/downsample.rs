@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vramp::bench::TimelineEvent;
+use vramp_bench::TimelineEvent;
 
 /// Lanes that are shown at most.
 const MOST_LANES: usize = 32;

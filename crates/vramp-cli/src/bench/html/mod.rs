@@ -10,7 +10,7 @@ mod stages;
 
 use std::io;
 
-use vramp::bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
+use vramp_bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
 
 use super::super::text;
 use super::{advice, labels, text as plain, tuning};

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vramp::bench::{State, TimelineEvent};
+use vramp_bench::{State, TimelineEvent};
 
 use super::super::super::text;
 use super::super::labels;

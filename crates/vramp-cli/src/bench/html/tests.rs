@@ -1,6 +1,6 @@
 //! The document, read back: its charts have marks, nothing in it comes from outside, nothing from a file became markup.
 
-use vramp::bench::TimelineEvent;
+use vramp_bench::TimelineEvent;
 
 use super::super::sample;
 use super::*;

@@ -221,7 +221,7 @@ mod tests {
                 1 => sizes.sort_unstable(),
                 2 => sizes.sort_unstable_by_key(|size| (size.ilog2() % 3, *size)), // by type
                 _ => {
-                    let mut random = crate::testing::Random::new(seed);
+                    let mut random = vramp::testing::Random::new(seed);
                     (1..sizes.len()).rev().for_each(|at| sizes.swap(at, random.below(at + 1)));
                 }
             }

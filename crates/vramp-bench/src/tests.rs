@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::checkpoint::{Format, Shard, TensorData, TensorInfo};
-use crate::convert::Float;
-use crate::device::CpuDevice;
-use crate::dtype::Dtype;
-use crate::extent::Extent;
-use crate::load::{Cancel, Convert};
-use crate::report::Staging;
-use crate::storage::{FileSystem, OpenFile, Residency, Route};
-use crate::testing::{MemoryFile, MemoryStorage, Pace, PacedDevice, PacedSource, watched};
+use vramp::checkpoint::{Shard, TensorData, TensorInfo};
+use vramp::convert::Float;
+use vramp::device::CpuDevice;
+use vramp::dtype::Dtype;
+use vramp::extent::Extent;
+use vramp::load::{Cancel, Convert};
+use vramp::report::Staging;
+use vramp::storage::{FileSystem, OpenFile, Residency, Route};
+use vramp::testing::{MemoryFile, MemoryStorage, Pace, PacedDevice, PacedSource, watched};
 
 const BYTES: u64 = 4 << 20;
 const TENSOR: u64 = BYTES / TENSORS;
@@ -86,16 +86,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
     };
     let tensors = (0..TENSORS).map(tensor).collect();
-    let checkpoint = Checkpoint {
-        path: path.into(),
-        format: Format::Safetensors,
-        shards: vec![shard],
-        tensors,
-        metadata: Default::default(),
-        warnings: vec![],
-        skipped: vec![],
-        shared: vec![],
-    };
+    let checkpoint = vramp::testing::checkpoint_of(path, vec![shard], tensors);
     (checkpoint, storage)
 }
 
@@ -153,7 +144,7 @@ fn a_slow_link_is_the_limit_in_both_states() {
         for found in &report.states {
             assert_eq!(found.verdict.bound_by, BenchStage::Upload, "{found:#?}");
             let median = found.median_load().unwrap();
-            assert_eq!(median.report.main_stage.stage, crate::report::Stage::Upload);
+            assert_eq!(median.report.main_stage.stage, vramp::report::Stage::Upload);
         }
     });
 }
@@ -166,7 +157,7 @@ fn a_slow_kernel_is_the_limit_where_something_is_converted() {
         let report = bench(None, device(), TransferOptions { convert, ..TransferOptions::default() });
         for found in &report.states {
             assert_eq!(found.verdict.bound_by, BenchStage::Kernels, "{found:#?}");
-            assert_eq!(found.median_load().unwrap().report.main_stage.stage, crate::report::Stage::Kernels);
+            assert_eq!(found.median_load().unwrap().report.main_stage.stage, vramp::report::Stage::Kernels);
         }
         let report = bench(None, device(), TransferOptions::default());
         assert!(report.states.iter().all(|found| found.verdict.bound_by != BenchStage::Kernels));
@@ -182,7 +173,7 @@ fn staging_that_makes_reads_and_uploads_take_turns_is_named() {
         let report = bench(Some(Pace::new(SLOW)), device, transfer);
         let cold = state(&report, CacheState::Cold);
         assert_eq!(cold.verdict.reason.map(|reason| reason.cause), Some(Cause::Staging), "{cold:#?}");
-        assert_eq!(cold.median_load().unwrap().report.main_stage.stage, crate::report::Stage::Staging);
+        assert_eq!(cold.median_load().unwrap().report.main_stage.stage, vramp::report::Stage::Staging);
     });
 }
 

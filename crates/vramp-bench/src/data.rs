@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::fallback::Fallback;
-use crate::load::MeasuredLimit;
-use crate::report::Report;
+use vramp::fallback::Fallback;
+use vramp::load::MeasuredLimit;
+use vramp::report::Report;
 
 /// Everything that one run of the benchmark found out.
 #[derive(Debug, Clone, Serialize)]

@@ -6,12 +6,12 @@
 use std::time::{Duration, Instant};
 
 use super::data::{Sample, Setting};
-use crate::convert::Float;
-use crate::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, View, Written};
-use crate::error::{Error, Result};
-use crate::load::Cancel;
-use crate::memory::staging::{StagingBuffer, StagingPool};
-use crate::storage::Fallbacks;
+use vramp::convert::Float;
+use vramp::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, View, Written};
+use vramp::error::{Error, Result};
+use vramp::load::Cancel;
+use vramp::memory::staging::{StagingBuffer, StagingPool};
+use vramp::storage::Fallbacks;
 
 /// Device memory that samples write to and read from, in bytes, at most.
 const ARENA_BYTES: u64 = 1 << 30;
@@ -153,8 +153,8 @@ fn zeros(device: &dyn Device, bytes: usize, fallbacks: &Fallbacks) -> Result<Vie
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::CpuDevice;
-    use crate::testing::LazyDevice;
+    use vramp::device::CpuDevice;
+    use vramp::testing::LazyDevice;
 
     #[test]
     fn uploads_count_their_bytes_with_and_without_conversion() {

@@ -8,16 +8,16 @@ use super::Options;
 use super::cache::{Stretch, TOLERANCE, resident_share};
 use super::data::CacheState;
 use super::memory;
-use super::workload::Loadable;
-use crate::checkpoint::Checkpoint;
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::load::{Loaded, Loader, Prepared, TransferOptions};
-use crate::plan::LoadPlan;
+use super::workload::Workload;
+use vramp::checkpoint::Checkpoint;
+use vramp::device::Device;
+use vramp::error::{Error, Result};
+use vramp::load::{Loaded, Loader, Prepared, TransferOptions};
+use vramp::plan::LoadPlan;
 
 /// What loads need.
 pub(super) struct TestBed<'a> {
-    pub(super) subject: &'a Loadable<'a>,
+    pub(super) subject: &'a Workload<'a>,
     pub(super) device: Arc<dyn Device>,
     pub(super) options: &'a Options,
     /// The parts of files that a load reads.
@@ -29,7 +29,7 @@ pub(super) struct TestBed<'a> {
 impl<'a> TestBed<'a> {
     /// A bed for this subject, and what a load of it would do as the page cache is now.
     pub(super) fn new(
-        subject: &'a Loadable<'a>,
+        subject: &'a Workload<'a>,
         device: Arc<dyn Device>,
         options: &'a Options,
         reopen: Option<PathBuf>,
@@ -41,7 +41,7 @@ impl<'a> TestBed<'a> {
     }
 
     /// The same with another part of the checkpoint.
-    pub(super) fn with<'b>(&'b self, subject: &'b Loadable<'b>) -> Result<TestBed<'b>> {
+    pub(super) fn with<'b>(&'b self, subject: &'b Workload<'b>) -> Result<TestBed<'b>> {
         Ok(TestBed::new(subject, Arc::clone(&self.device), self.options, None)?.0)
     }
 

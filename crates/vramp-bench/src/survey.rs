@@ -13,14 +13,14 @@ use super::reads::{self, Portion, ReadWay, Tape};
 use super::testbed::TestBed;
 use super::uploads::{self, UploadWay};
 use super::{Effort, Options};
-use crate::convert::Float;
-use crate::device::Device;
-use crate::error::Result;
-use crate::extent::align_up;
-use crate::load::TransferOptions;
-use crate::os;
-use crate::plan::{Landing, LoadPlan, PlacedPiece, RouteChoice};
-use crate::storage::{Engine, Fallbacks, Route};
+use vramp::convert::Float;
+use vramp::device::Device;
+use vramp::error::Result;
+use vramp::extent::align_up;
+use vramp::load::TransferOptions;
+use vramp::os;
+use vramp::plan::{Landing, LoadPlan, PlacedPiece, RouteChoice};
+use vramp::storage::{Engine, Fallbacks, Route};
 
 const MIB: u64 = 1 << 20;
 

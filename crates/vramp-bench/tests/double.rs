@@ -1,10 +1,13 @@
 //! The benchmark on the software driver: a link that is modelled slow is named as the limit. No speed of anything is measured.
 
-use swcuda::Config;
-use vramp::bench::{self, BenchStage, Effort, Options};
-use vramp::testing::watched;
+#![allow(missing_docs, clippy::unwrap_used)]
 
-use super::Rig;
+use std::sync::Arc;
+
+use swcuda::{Config, Double};
+use vramp::device::CudaDevice;
+use vramp::testing::watched;
+use vramp_bench::{BenchStage, Effort, Options};
 
 /// A file of one tensor that holds zeros.
 fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
@@ -19,16 +22,14 @@ fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
 fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
     watched(|| {
         let model = Config { check_sources: false, h2d_bytes_per_s: Some(30e6), ..Config::default() };
-        let Some(double) = Rig::double(model) else { return };
-        let rig = Rig { double: Some(double) };
+        let _double = Double::acquire(model);
         let folder = tempfile::tempdir().unwrap();
         let path = file(folder.path(), 4 << 20);
-        let device = rig.device();
-        let open_device = Box::new(move || Ok(std::sync::Arc::clone(&device)));
+        let open_device = Box::new(|| Ok(Arc::new(CudaDevice::open(0)?) as _));
         let effort = Effort { sample_seconds: 0.01, survey_rounds: 1, rounds: 1, ..Effort::QUICK };
         let mut options = Options::new(open_device, effort);
         options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 512 << 10 });
-        let report = bench::run(&path, &options, &|_| {}).unwrap();
+        let report = vramp_bench::run(&path, &options, &|_| {}).unwrap();
         for state in &report.states {
             assert_eq!(state.verdict.bound_by, BenchStage::Upload, "{state:#?}");
         }

@@ -11,10 +11,10 @@ use super::data::{
 use super::predict::{judge, predict};
 use super::survey::{Survey, Way, staged_bytes, staged_pieces};
 use super::testbed::TestBed;
-use crate::error::{Error, Result};
-use crate::load::{Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
-use crate::plan::LoadPlan;
-use crate::storage::Route;
+use vramp::error::{Error, Result};
+use vramp::load::{Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
+use vramp::plan::LoadPlan;
+use vramp::storage::Route;
 
 /// Rounds that differ by more than this factor tell of other work on the machine.
 const UNQUIET: f64 = 1.5;

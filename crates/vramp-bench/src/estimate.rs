@@ -51,7 +51,7 @@ pub fn estimate(bytes: u64, links: Vec<Link>) -> Estimate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::Dtype;
+    use vramp::dtype::Dtype;
 
     #[test]
     fn seventy_billion_halves_over_twelve_gigabytes_a_second() {

@@ -8,6 +8,7 @@
 mod budget;
 mod cache;
 mod data;
+pub mod estimate;
 mod knobs;
 mod limits;
 mod memory;
@@ -38,14 +39,14 @@ pub use tune::{TuneTrial, Tuning, tune};
 use budget::Clock;
 use survey::Survey;
 use testbed::TestBed;
-use workload::Loadable;
+use workload::Workload;
 
-use crate::checkpoint::{Checkpoint, OpenOptions};
-use crate::device::Device;
-use crate::error::Result;
-use crate::load::{LimitPlace, TransferOptions};
-use crate::os;
-use crate::storage::{Fallbacks, LocalStorage, Storage};
+use vramp::checkpoint::{Checkpoint, OpenOptions};
+use vramp::device::Device;
+use vramp::error::Result;
+use vramp::load::{LimitPlace, TransferOptions};
+use vramp::os;
+use vramp::storage::{Fallbacks, LocalStorage, Storage};
 
 /// Opens the device: the benchmark does it, because what that takes is one of the stages.
 pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
@@ -145,7 +146,7 @@ fn bench(
     let fallbacks = Fallbacks::default();
     progress("opening the device");
     let (device, context) = survey::open_device(options)?;
-    let subject = Loadable::of(checkpoint, &*device, options)?;
+    let subject = Workload::of(checkpoint, &*device, options)?;
     let mut warnings = subject.warnings();
     let (bed, plan) = TestBed::new(&subject, Arc::clone(&device), options, path.map(Path::to_owned))?;
     let mut survey = Survey::new(bed, &plan, &fallbacks)?;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::data::{Sample, Setting};
-use crate::device::{CpuDevice, Device, Region};
-use crate::error::{Error, Result};
-use crate::load::Cancel;
-use crate::memory::staging::StagingPool;
-use crate::storage::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, Route, Source, Target, queue};
+use vramp::device::{CpuDevice, Device, Region};
+use vramp::error::{Error, Result};
+use vramp::load::Cancel;
+use vramp::memory::staging::StagingPool;
+use vramp::storage::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, Route, Source, Target, queue};
 
 /// How much of the files a sample reads.
 #[derive(Debug, Clone, Copy)]
@@ -217,8 +217,8 @@ impl Reading<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::NullDevice;
-    use crate::testing::MemoryFile;
+    use vramp::device::NullDevice;
+    use vramp::testing::MemoryFile;
 
     fn way(route: Route, block_bytes: u64, at_once: usize) -> ReadWay {
         ReadWay { route, engine: Engine::Threads, block_bytes, at_once }

@@ -9,20 +9,20 @@ use super::cache::Stretch;
 use super::data::Subject;
 use super::reads::Part;
 use super::{Options, budget, part};
-use crate::checkpoint::{Checkpoint, Selected, Selection, Slice};
-use crate::device::Device;
-use crate::error::Result;
-use crate::extent::{ShardIndex, align_down};
-use crate::load::open_same;
-use crate::os;
-use crate::plan::LoadPlan;
-use crate::storage::{Fallbacks, Storage};
+use vramp::checkpoint::{Checkpoint, Selected, Selection, Slice};
+use vramp::device::Device;
+use vramp::error::Result;
+use vramp::extent::{ShardIndex, align_down};
+use vramp::load::open_same;
+use vramp::os;
+use vramp::plan::LoadPlan;
+use vramp::storage::{Fallbacks, Storage};
 
 /// Stretches begin on multiples of this, so that reads past the page cache are whole blocks.
 const BLOCK_BYTES: u64 = 1 << 20;
 
 /// A checkpoint, what is taken of it, and the files behind that.
-pub(super) struct Loadable<'a> {
+pub(super) struct Workload<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) selected: Vec<Selected>,
     /// Bytes of the selected tensors as stored.
@@ -44,25 +44,25 @@ const UNLIKE: f64 = 0.15;
 /// Reads that lie nearer to each other than this are of one stretch.
 const NEAR: u64 = 4 << 20;
 
-impl<'a> Loadable<'a> {
-    pub(super) fn of(checkpoint: &'a Checkpoint, device: &dyn Device, options: &Options) -> Result<Loadable<'a>> {
+impl<'a> Workload<'a> {
+    pub(super) fn of(checkpoint: &'a Checkpoint, device: &dyn Device, options: &Options) -> Result<Workload<'a>> {
         let all = checkpoint.select(&Selection::default())?;
         let (most, why) = most_bytes(checkpoint, device, options)?;
         let Taken { selected, runs, unlike } = part_of(checkpoint, all, most);
         let bytes: u64 = selected.iter().map(|one| bytes_of(checkpoint, one)).sum();
         let part = (bytes < checkpoint.total_bytes()).then_some(why);
         let (file_system, volume, in_memory) = file_system(checkpoint, options)?;
-        Ok(Loadable { checkpoint, selected, bytes, file_system, volume, in_memory, part, runs, unlike })
+        Ok(Workload { checkpoint, selected, bytes, file_system, volume, in_memory, part, runs, unlike })
     }
 
     /// The same checkpoint, about this share of what is loaded of it.
-    pub(super) fn first(&self, share: f64) -> Loadable<'a> {
+    pub(super) fn first(&self, share: f64) -> Workload<'a> {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let most = (self.bytes as f64 * share) as u64;
         let Taken { selected, runs, unlike } = part_of(self.checkpoint, self.selected.clone(), most);
         let bytes = selected.iter().map(|one| bytes_of(self.checkpoint, one)).sum();
         let (file_system, volume) = (self.file_system.clone(), self.volume.clone());
-        Loadable { selected, bytes, file_system, volume, part: self.part.clone(), runs, unlike, ..*self }
+        Workload { selected, bytes, file_system, volume, part: self.part.clone(), runs, unlike, ..*self }
     }
 
     /// The parts of files that a plan reads: all of a file that a shard is made of.

@@ -2,8 +2,8 @@
 //! nothing.
 
 use super::data::{BenchReport, BenchStage, CacheState, Sample, Spread, State};
-use crate::load::{LimitPlace, LimitRates, MeasuredLimit, TransferOptions};
-use crate::plan::RouteChoice;
+use vramp::load::{LimitPlace, LimitRates, MeasuredLimit, TransferOptions};
+use vramp::plan::RouteChoice;
 
 /// A state whose loads move fewer bytes in less time shows set-up and no bandwidth.
 const LEAST_BYTES: u64 = 16 << 20;

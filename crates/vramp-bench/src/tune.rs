@@ -14,11 +14,11 @@ use super::cache::TOLERANCE;
 use super::data::{CacheState, Spread};
 use super::knobs::{self, Knob, Value};
 use super::testbed::TestBed;
-use super::workload::Loadable;
+use super::workload::Workload;
 use super::{Options, survey};
-use crate::checkpoint::Checkpoint;
-use crate::error::Result;
-use crate::load::Profile;
+use vramp::checkpoint::Checkpoint;
+use vramp::error::Result;
+use vramp::load::Profile;
 
 /// Pairs of loads for a value that is promising.
 const PAIRS: u32 = 3;
@@ -104,7 +104,7 @@ pub(super) fn tune_on(
 ) -> Result<Tuning> {
     let began = Instant::now();
     let (device, _) = survey::open_device(options)?;
-    let subject = Loadable::of(checkpoint, &*device, options)?;
+    let subject = Workload::of(checkpoint, &*device, options)?;
     let (bed, plan) = TestBed::new(&subject, device, options, None)?;
     let states = states(&bed)?;
     let knobs = knobs::of(&bed, states.contains(&CacheState::Cold), &plan);
@@ -322,7 +322,7 @@ fn median(ratios: &[f64]) -> f64 {
 mod tests {
     use super::super::knobs::tests::every_knob;
     use super::*;
-    use crate::storage::Engine;
+    use vramp::storage::Engine;
 
     /// Loads that take what a formula says, by a clock of their own.
     struct Formula<F> {

@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::load::Cancel;
-use crate::os::{self, Advice};
-use crate::storage::{Fallbacks, LocalStorage, Route, Storage};
+use vramp::error::{Error, Result};
+use vramp::load::Cancel;
+use vramp::os::{self, Advice};
+use vramp::storage::{Fallbacks, LocalStorage, Route, Storage};
 
 /// Bytes of a read that fills the page cache.
 const READ_BYTES: usize = 4 << 20;

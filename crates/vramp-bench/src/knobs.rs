@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use super::survey;
 use super::testbed::TestBed;
-use crate::load::{MOST_AT_ONCE, Profile, TransferOptions};
-use crate::plan::LoadPlan;
-use crate::report::Staging;
-use crate::storage::Engine;
+use vramp::load::{MOST_AT_ONCE, Profile, TransferOptions};
+use vramp::plan::LoadPlan;
+use vramp::report::Staging;
+use vramp::storage::Engine;
 
 const MIB: usize = 1 << 20;
 

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::dtype::Dtype;
+use vramp::dtype::Dtype;
 
 /// Weights of one element type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::data::{Sample, Setting};
 use super::reads::blocks;
-use crate::device::{CpuDevice, Device, Region};
-use crate::error::{Error, Result};
+use vramp::device::{CpuDevice, Device, Region};
+use vramp::error::{Error, Result};
 
 /// Bytes that a thread takes at a time.
 const BLOCK_BYTES: u64 = 4 << 20;

@@ -10,11 +10,11 @@ use std::time::Instant;
 use super::cache::Stretch;
 use super::reads::{self, Portion, ReadWay, Tape};
 use super::{Effort, Options, memory, survey};
-use crate::checkpoint::{Checkpoint, Shard};
-use crate::device::{Device, NullDevice};
-use crate::error::Result;
-use crate::load::open_same;
-use crate::storage::{Engine, Fallbacks, Route};
+use vramp::checkpoint::{Checkpoint, Shard};
+use vramp::device::{Device, NullDevice};
+use vramp::error::Result;
+use vramp::load::open_same;
+use vramp::storage::{Engine, Fallbacks, Route};
 
 /// The reads that ask a storage for its rate: enough at once for a fast one, little enough for a slow one.
 const PROBE: ReadWay = ReadWay { route: Route::Direct, engine: Engine::Auto, block_bytes: 1 << 20, at_once: 4 };

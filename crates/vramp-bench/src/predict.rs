@@ -3,7 +3,7 @@
 //! A load is a pipeline: its stages work side by side, so the slowest decides, and what comes before the first byte is added.
 
 use super::data::{BenchStage, Cause, Ceiling, Load, Prediction, Reason, Spread, Verdict, median_load};
-use crate::report::Report;
+use vramp::report::Report;
 
 /// A load that takes longer than this many times T must be explained.
 const TOLERATED: f64 = 1.05;
