@@ -360,6 +360,7 @@ pub fn free_disk_bytes(path: &std::path::Path) -> io::Result<u64> {
 ///
 /// # Safety
 /// The `len` bytes from `start` on are a private anonymous mapping of the caller's.
+#[cfg(feature = "cuda")]
 pub(crate) unsafe fn prepare_pages(start: *mut u8, len: usize, node: Option<u32>) {
     /// A node is preferred, not demanded: another one rather than no memory.
     const PREFERRED: libc::c_int = 1;

@@ -5,6 +5,10 @@
 //! Nothing here reads files or knows a format.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "without_cuda.rs"]
 mod cuda;
 mod direct;
 mod null;
@@ -13,8 +17,9 @@ mod region;
 use std::sync::Arc;
 
 pub use cpu::CpuDevice;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(all(feature = "cuda", any(test, feature = "testing")))]
 pub use cuda::forget_cufile;
+#[cfg(feature = "cuda")]
 pub use cuda::{CudaDevice, CudaInfo, CudaMemory, DeviceAllocator};
 pub use direct::{DirectFile, DirectReads};
 pub use null::NullDevice;
@@ -172,18 +177,19 @@ impl Piece {
 
     /// Whether starting a copy of its own costs more than the copy: a few bytes, or many short rows.
     pub fn is_small(&self) -> bool {
-        self.cast.is_none() && if self.count > 1 { self.run < CRUMB_ROW_BYTES } else { self.run < CRUMB_BYTES }
+        self.cast.is_none() && if self.count > 1 { self.run < SHORT_ROW_BYTES } else { self.run < SMALL_BYTES }
     }
 }
 
 /// A copy engine starts a copy in the time in which it moves about this many bytes.
-const CRUMB_BYTES: u64 = 32 << 10;
+const SMALL_BYTES: u64 = 32 << 10;
 
 /// Rows of a strided copy below this many bytes do not fill what the link carries at a time.
-const CRUMB_ROW_BYTES: u64 = 512;
+const SHORT_ROW_BYTES: u64 = 512;
 
 impl BlockScale {
     /// Whether a table of `values` scales has one for each of the `elements` elements from the first on.
+    #[cfg(feature = "cuda")]
     pub(crate) fn is_covered_by(&self, values: u64, elements: u64) -> bool {
         let BlockScale { first, columns, block_rows, block_columns, .. } = *self;
         let Some(last) = elements.checked_sub(1) else { return true };
@@ -294,12 +300,10 @@ pub fn open(name: &str) -> Result<Arc<dyn Device>> {
 }
 
 fn open_cuda(name: &str) -> Result<Arc<dyn Device>> {
-    let number =
-        name.strip_prefix("cuda").map(|rest| rest.strip_prefix(':').unwrap_or(if rest.is_empty() { "0" } else { "" }));
-    let ordinal = number.and_then(|number| number.parse().ok());
-    match (number, ordinal) {
-        (_, Some(ordinal)) => Ok(Arc::new(CudaDevice::open(ordinal)?)),
-        (Some(uuid), None) if uuid.starts_with("GPU-") => Ok(Arc::new(CudaDevice::open_uuid(uuid)?)),
+    let which =
+        name.strip_prefix("cuda").and_then(|rest| if rest.is_empty() { Some("0") } else { rest.strip_prefix(':') });
+    match which {
+        Some(which) if which.parse::<usize>().is_ok() || which.starts_with("GPU-") => cuda::open(which),
         _ => Err(Error::Device {
             device: name.to_owned(),
             op: "open",
@@ -308,11 +312,11 @@ fn open_cuda(name: &str) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// The device for whoever did not say which: the first GPU where there is one, else host memory. Why a driver that is there
-/// could not be used is the second part of the answer.
+/// The default device: the first GPU where there is one, else host memory. The second part of the answer says why a driver that
+/// is installed could not be used.
 pub fn open_default() -> (Arc<dyn Device>, Option<Error>) {
-    match CudaDevice::first() {
-        Ok(Some(device)) => (Arc::new(device), None),
+    match cuda::first() {
+        Ok(Some(device)) => (device, None),
         Ok(None) => (Arc::new(CpuDevice::new()), None),
         Err(error) => (Arc::new(CpuDevice::new()), Some(error)),
     }

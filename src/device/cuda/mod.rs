@@ -50,6 +50,20 @@ const ALIGN: u64 = 256;
 /// converted while the next is copied.
 const USUAL_STREAMS: usize = 2;
 
+/// The GPU of an ordinal or a UUID.
+pub(super) fn open(which: &str) -> Result<Arc<dyn Device>> {
+    let device = match which.parse() {
+        Ok(ordinal) => CudaDevice::open(ordinal),
+        Err(_) => CudaDevice::open_uuid(which),
+    };
+    Ok(Arc::new(device?))
+}
+
+/// The first GPU, where there is one.
+pub(super) fn first() -> Result<Option<Arc<dyn Device>>> {
+    Ok(CudaDevice::first()?.map(|device| Arc::new(device) as Arc<dyn Device>))
+}
+
 /// One GPU.
 #[derive(Clone)]
 pub struct CudaDevice {
