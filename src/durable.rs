@@ -443,7 +443,7 @@ mod tests {
         std::fs::remove_dir(folder.path()).unwrap();
         drop(held);
         assert!(!is_held());
-        assert_eq!(FileStore.take_away(&path).map(drop).unwrap_err().kind(), "not_found");
+        assert_eq!(FileStore.take_away(&path).map(drop).unwrap_err().kind().as_str(), "not_found");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::fault::quoted;
 pub use crate::fault::{Fault, Listed};
+use crate::setting::Setting;
 
 /// The result of a vramp call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -72,10 +73,10 @@ pub enum Error {
         nearest: Vec<String>,
     },
     /// Names or patterns that choose tensors match none.
-    #[error("{option}: no tensor is called {}{}", NoneCalled(absent), Hint(hint))]
+    #[error("{setting}: no tensor is called {}{}", NoneCalled(absent), Hint(hint))]
     NoMatch {
-        /// What they were given for: `--include`, `--exclude`, ….
-        option: &'static str,
+        /// What they were given for.
+        setting: Setting,
         /// Each name or pattern that matches nothing.
         absent: Vec<Absent>,
         /// How to find the right name, where none is near.
@@ -168,9 +169,10 @@ pub enum Error {
     /// Converting would have made finite numbers infinite.
     #[error(
         "converting to {to} would make finite numbers infinite: {}; {to} reaches to {reach}: {}allow it \
-         (--allow-overflow)",
+         with {}",
         Overflowed(tensors),
-        if to == "F16" { "take a type of more range (BF16, F32), or " } else { "" }
+        if to == "F16" { "take a type of more range (BF16, F32), or " } else { "" },
+        Setting::AllowOverflow
     )]
     Overflow {
         /// The type that was asked for.
@@ -189,6 +191,72 @@ pub enum Error {
         /// Which part.
         what: &'static str,
     },
+}
+
+/// The condition that an [`Error`] describes. Its text is short and stable: `io`, `not_found`, `malformed`, ….
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The operating system refused an operation.
+    Io,
+    /// A file, a shard or a tensor is not there.
+    NotFound,
+    /// A file breaks the rules of its format.
+    Malformed,
+    /// The input is well-formed, but not handled.
+    Unsupported,
+    /// The checkpoint does not match what was demanded of it.
+    Mismatch,
+    /// A file changed while it was being read.
+    Changed,
+    /// The request makes no sense for this checkpoint.
+    Request,
+    /// A number passed a limit that guards memory.
+    Limit,
+    /// A device refused an operation.
+    Device,
+    /// Too little memory is left.
+    OutOfMemory,
+    /// Something is there already that must not be replaced.
+    Exists,
+    /// Another process changed the same thing meanwhile.
+    Conflict,
+    /// A conversion would have made finite numbers infinite.
+    Overflow,
+    /// The caller cancelled.
+    Cancelled,
+    /// A bug of vramp.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The text: `io`, `not_found`, `malformed`, ….
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::Io => "io",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::Malformed => "malformed",
+            ErrorKind::Unsupported => "unsupported",
+            ErrorKind::Mismatch => "mismatch",
+            ErrorKind::Changed => "changed",
+            ErrorKind::Request => "request",
+            ErrorKind::Limit => "limit",
+            ErrorKind::Device => "device",
+            ErrorKind::OutOfMemory => "out_of_memory",
+            ErrorKind::Exists => "exists",
+            ErrorKind::Conflict => "conflict",
+            ErrorKind::Overflow => "overflow",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Internal => "internal",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// A name or pattern that matches no tensor.
@@ -211,25 +279,25 @@ impl Error {
         Error::Malformed { path: path.into(), tensor: fault.tensor().map(str::to_owned), fault: Box::new(fault) }
     }
 
-    /// A short, stable name of the condition, for programs: `io`, `not_found`, `malformed`, ….
-    pub fn kind(&self) -> &'static str {
+    /// The condition, for programs that act on it.
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "not_found",
-            Error::Io { .. } => "io",
-            Error::Malformed { .. } => "malformed",
-            Error::Unsupported { .. } => "unsupported",
-            Error::NotFound { .. } | Error::NoTensor { .. } => "not_found",
-            Error::Mismatch { .. } => "mismatch",
-            Error::Changed { .. } => "changed",
-            Error::Request { .. } | Error::NoMatch { .. } => "request",
-            Error::Limit { .. } => "limit",
-            Error::Device { .. } => "device",
-            Error::OutOfMemory { .. } => "out_of_memory",
-            Error::Exists { .. } => "exists",
-            Error::Conflict { .. } => "conflict",
-            Error::Overflow { .. } => "overflow",
-            Error::Cancelled => "cancelled",
-            Error::Poisoned { .. } => "internal",
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
+            Error::Io { .. } => ErrorKind::Io,
+            Error::Malformed { .. } => ErrorKind::Malformed,
+            Error::Unsupported { .. } => ErrorKind::Unsupported,
+            Error::NotFound { .. } | Error::NoTensor { .. } => ErrorKind::NotFound,
+            Error::Mismatch { .. } => ErrorKind::Mismatch,
+            Error::Changed { .. } => ErrorKind::Changed,
+            Error::Request { .. } | Error::NoMatch { .. } => ErrorKind::Request,
+            Error::Limit { .. } => ErrorKind::Limit,
+            Error::Device { .. } => ErrorKind::Device,
+            Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Error::Exists { .. } => ErrorKind::Exists,
+            Error::Conflict { .. } => ErrorKind::Conflict,
+            Error::Overflow { .. } => ErrorKind::Overflow,
+            Error::Cancelled => ErrorKind::Cancelled,
+            Error::Poisoned { .. } => ErrorKind::Internal,
         }
     }
 
@@ -278,6 +346,11 @@ impl Error {
             | Error::Conflict { path, .. } => Some(path),
             _ => None,
         }
+    }
+
+    /// The settings that the message advises to change.
+    pub fn settings(&self) -> Vec<Setting> {
+        Setting::named_in(&self.to_string())
     }
 
     /// The tensor concerned, where there is one.
@@ -428,6 +501,6 @@ mod tests {
         let said =
             |to: &str| Error::Overflow { to: to.into(), reach: "3.4e38", tensors: vec![("a".into(), 1)] }.to_string();
         assert!(said("F16").contains("take a type of more range (BF16, F32), or allow it"), "{}", said("F16"));
-        assert!(said("BF16").ends_with(": allow it (--allow-overflow)"), "{}", said("BF16"));
+        assert!(said("BF16").ends_with(": allow it with `Convert::allow_overflow`"), "{}", said("BF16"));
     }
 }

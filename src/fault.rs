@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::dtype::Dtype;
+use crate::setting::Setting;
 
 /// One kind of damage or rule broken inside a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -290,7 +291,8 @@ struct AboveLimit<'a>(&'a Option<u64>);
 
 impl fmt::Display for AboveLimit<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |limit| write!(f, " (and headers are limited to {limit}, see --max-header-bytes)"))
+        self.0
+            .map_or(Ok(()), |limit| write!(f, " (and headers are limited to {limit}, see {})", Setting::MaxHeaderBytes))
     }
 }
 

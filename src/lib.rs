@@ -63,6 +63,7 @@ pub mod os;
 pub mod plan;
 pub mod report;
 pub mod save;
+pub mod setting;
 pub mod storage;
 pub mod tensor;
 pub mod view;
@@ -70,7 +71,8 @@ pub mod view;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use error::{Error, Fault, Result};
+pub use error::{Error, ErrorKind, Fault, Result};
+pub use setting::Setting;
 
 /// The README's examples compile.
 #[cfg(doctest)]

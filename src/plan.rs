@@ -26,6 +26,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided, align_down, align_up, congruent_up};
 use crate::memory;
+use crate::setting::Setting;
 use crate::storage::{Limits, Residency, Route};
 
 /// Above this share of resident bytes a read goes through the page cache. Break-even on the machines measured: reading a
@@ -867,7 +868,12 @@ impl Batches<'_> {
         if room.max == 0 || to.cast.is_some() && room.max < WIDEST_ELEMENT_BYTES {
             let (limit, found) = (self.options.buffer_bytes, facts.direct.map_or(1, |limits| limits.align) * 2);
             let what = "the space that one block of direct I/O needs in a staging buffer".to_owned();
-            return Err(Error::Limit { what, limit, found, hint: Some("use larger --staging buffers".to_owned()) });
+            return Err(Error::Limit {
+                what,
+                limit,
+                found,
+                hint: Some(format!("use larger buffers: {}", Setting::Staging)),
+            });
         }
         if runs.run == 0 || runs.count == 0 {
             return Ok(());

@@ -259,7 +259,7 @@ fn scales_that_do_not_fit_are_refused_and_named() {
     let convert = Convert { to: Float::BF16, allow_overflow: true };
     let error = load_values(&Checkpoint::open(&path).unwrap(), Arc::new(CpuDevice::new()), convert).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == "w.weight"), "{error}");
-    for word in ["w.weight_scale_inv", "[2, 3]", "[100, 300]", "--dtype"] {
+    for word in ["w.weight_scale_inv", "[2, 3]", "[100, 300]", "`Options::convert`"] {
         assert!(error.to_string().contains(word), "{word}: {error}");
     }
 }

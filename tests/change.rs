@@ -139,5 +139,5 @@ fn the_error_names_the_file_and_what_happened() {
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains(&before.to_string()), "{message}");
     assert!(message.contains(&(before / 3).to_string()), "{message}");
-    assert_eq!((error.kind(), error.exit_code()), ("changed", 3));
+    assert_eq!((error.kind().as_str(), error.exit_code()), ("changed", 3));
 }

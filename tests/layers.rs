@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Rooms from the bottom up; those of one line do not know each other.
 const LAYERS: &[&[&str]] = &[
-    &["dtype", "extent", "digest", "fallback"],
+    &["dtype", "extent", "digest", "fallback", "setting"],
     &["fault", "convert"],
     &["error"],
     &["os"],
@@ -21,7 +21,8 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Names that `lib.rs` re-exports for users; inside the crate the room itself is named.
-const REEXPORTS: &[(&str, &str)] = &[("Error", "error"), ("Result", "error"), ("Fault", "fault")];
+const REEXPORTS: &[(&str, &str)] =
+    &[("Error", "error"), ("ErrorKind", "error"), ("Fault", "fault"), ("Result", "error"), ("Setting", "setting")];
 
 fn layer(room: &str) -> usize {
     let at = LAYERS.iter().position(|rooms| rooms.contains(&room));

@@ -449,7 +449,7 @@ fn a_staging_buffer_below_two_blocks_is_refused_with_both_numbers() {
     let facts = [local(512, Residency::none(1 << 20), 1 << 20)];
     let tensors = [whole("a", Dtype::F64, 1001, 4096)];
     let error = plan(&tensors, &facts, CPU, PlanOptions { buffer_bytes: 512, ..AUTO }).unwrap_err().to_string();
-    assert!(error.contains("1024") && error.contains("512") && error.contains("--staging"), "{error}");
+    assert!(error.contains("1024") && error.contains("512") && error.contains("`Options::staging`"), "{error}");
 }
 
 const GPU: DeviceLimits = DeviceLimits { host_visible: false, keeps: true, align: 256, staging: (1, 1 << 20) };

@@ -17,6 +17,7 @@ use crate::convert::Float;
 use crate::device::{BlockScale, Cast};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::setting::Setting;
 
 /// The edge, in elements, of the blocks that quantised checkpoints share a scale among, where nothing else is said.
 const USUAL_BLOCK: u64 = 128;
@@ -165,7 +166,7 @@ impl Checkpoint {
         found.retain(|&at| self.tensors.get(at).is_some_and(|scale| !is_bare(&scale.name) || !is_narrow(scale)));
         let first = found.first().copied();
         let refuse = |what: String| {
-            let what = format!("{what}; load it without --dtype to get it as stored");
+            let what = format!("{what}; load it without {} to get it as stored", Setting::Convert);
             Err(Error::Unsupported { path: self.path_of(weight), tensor: Some(weight.name.to_string()), what })
         };
         let name_of = |at: usize| self.tensors.get(at).map_or("", |tensor| tensor.name.as_ref());
@@ -216,8 +217,11 @@ impl Checkpoint {
         let refuse = |why: String| {
             let path = self.path_of(weight);
             let what = format!(
-                "its scales {:?} (shape {:?}, {}) cannot be used: {why}; load it without --dtype to get it as stored",
-                scale.name, scale.shape, scale.dtype
+                "its scales {:?} (shape {:?}, {}) cannot be used: {why}; load it without {} to get it as stored",
+                scale.name,
+                scale.shape,
+                scale.dtype,
+                Setting::Convert
             );
             Err(Error::Unsupported { path, tensor: Some(weight.name.to_string()), what })
         };

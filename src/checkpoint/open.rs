@@ -14,6 +14,7 @@ use super::torch::bytes::{self, Window};
 use super::{Checkpoint, combine, hub, lookalike, merge, nearest, rank_files, shard, torch};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::setting::Setting;
 
 /// Ends of names that are weights in formats that are not read.
 const FOREIGN: &[&str] = &[".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
@@ -160,7 +161,7 @@ fn refuse_openvino(path: &Path, beginning: &[u8], len: u64) -> Result<()> {
 pub(super) fn demand_no_key(path: &Path, options: &OpenOptions) -> Result<()> {
     let Some(key) = &options.key else { return Ok(()) };
     let what = format!("{}: a safetensors file has no keys, so there is no {key:?}", path.display());
-    Err(Error::Request { what, hint: Some("choose tensors by their names, with --include".into()) })
+    Err(Error::Request { what, hint: Some(format!("choose tensors by their names, with {}", Setting::Include)) })
 }
 
 // ---- names
@@ -404,7 +405,10 @@ fn nothing_found(
 
 fn variants_hint(options: &OpenOptions, variants: &[String]) -> Option<String> {
     let found: Listed = variants.iter().map(|name| quoted(name)).collect();
-    let ask = if options.variant.is_none() { " (ask for a copy with --variant)" } else { "" };
+    let ask = match options.variant {
+        None => format!(" (ask for a copy with {})", Setting::Variant),
+        Some(_) => String::new(),
+    };
     (!found.is_empty()).then(|| format!("there is {found}{ask}"))
 }
 

@@ -15,6 +15,7 @@ use super::tensor_parallel::Rules;
 use super::{Checkpoint, TensorInfo, nearest};
 use crate::error::{Absent, Error, Result};
 use crate::fault::{Listed, dtype_name, quoted};
+use crate::setting::Setting;
 
 /// What to load. The default is everything, under the stored names.
 #[derive(Debug, Clone, Default)]
@@ -136,7 +137,10 @@ impl Checkpoint {
         Err(Error::Unsupported {
             path: self.shards.get(first.shard() as usize).map_or(self.path.clone(), |shard| shard.path.clone()),
             tensor: (unknown.len() == 1).then(|| first.name.to_string()),
-            what: format!("unknown dtype: {all}: it can be listed, but not loaded (leave it out with --exclude)"),
+            what: format!(
+                "unknown dtype: {all}: it can be listed, but not loaded (leave it out with {})",
+                Setting::Exclude
+            ),
         })
     }
 
@@ -148,8 +152,8 @@ impl Checkpoint {
         let (include, exclude) = (Globs::new(&selection.include, &known)?, Globs::new(&selection.exclude, &known)?);
         let is_wanted = self.wants(selection)?;
         self.demand_no_loss(false, &is_wanted)?;
-        self.demand_matches(&include, "--include", &names)?;
-        self.demand_matches(&exclude, "--exclude", &known)?;
+        self.demand_matches(&include, Setting::Include, &names)?;
+        self.demand_matches(&exclude, Setting::Exclude, &known)?;
         let mut picked: Vec<Selected> = Vec::with_capacity(names.len());
         let mut place = vec![None; self.tensors.len()];
         for (name, tensor) in names.iter().filter(|(name, _)| is_wanted(name)) {
@@ -162,7 +166,9 @@ impl Checkpoint {
             }
         }
         if picked.is_empty() && !names.is_empty() {
-            return Err(request("nothing is selected: --exclude leaves out all that --include names", None));
+            let what =
+                format!("nothing is selected: {} leaves out all that {} names", Setting::Exclude, Setting::Include);
+            return Err(request(what, None));
         }
         Ok(picked)
     }
@@ -188,19 +194,15 @@ impl Checkpoint {
     }
 
     /// Demands that each pattern matches something.
-    fn demand_matches(&self, globs: &Globs, option: &'static str, names: &[(Arc<str>, usize)]) -> Result<()> {
+    fn demand_matches(&self, globs: &Globs, setting: Setting, names: &[(Arc<str>, usize)]) -> Result<()> {
         let candidates = || names.iter().map(|(name, _)| name.as_ref());
         let absent: Vec<Absent> = globs.idle(names).map(|pattern| nearest::absent(pattern, candidates())).collect();
-        if absent.is_empty() { Ok(()) } else { Err(self.no_match(option, absent)) }
+        if absent.is_empty() { Ok(()) } else { Err(self.no_match(setting, absent)) }
     }
 
-    fn no_match(&self, option: &'static str, absent: Vec<Absent>) -> Error {
+    fn no_match(&self, setting: Setting, absent: Vec<Absent>) -> Error {
         let unlike_any = absent.iter().any(|absent| absent.nearest.is_empty());
-        Error::NoMatch { option, absent, hint: unlike_any.then(|| self.how_to_see_names()) }
-    }
-
-    fn how_to_see_names(&self) -> String {
-        format!("`vramp inspect {} --tree` shows the names", self.path.display())
+        Error::NoMatch { setting, absent, hint: unlike_any.then(how_to_see_names) }
     }
 
     fn number_of(&self, name: &str) -> Option<usize> {
@@ -220,16 +222,15 @@ impl Checkpoint {
 
     fn cut_slices(&self, slices: &[SliceRequest], picked: &mut [Selected]) -> Result<()> {
         for slice in slices {
-            let tensor = self
-                .number_of(&slice.name)
-                .ok_or_else(|| self.no_match("--slice", vec![nearest::absent(&slice.name, self.stored_names())]))?;
-            let selected = picked
-                .iter_mut()
-                .find(|selected| selected.tensor == tensor)
-                .ok_or_else(|| request(format!("--slice: tensor {} is not selected", quoted(&slice.name)), None))?;
+            let tensor = self.number_of(&slice.name).ok_or_else(|| {
+                self.no_match(Setting::Slices, vec![nearest::absent(&slice.name, self.stored_names())])
+            })?;
+            let selected = picked.iter_mut().find(|selected| selected.tensor == tensor).ok_or_else(|| {
+                request(format!("{}: tensor {} is not selected", Setting::Slices, quoted(&slice.name)), None)
+            })?;
             let range = Slice { dim: slice.dim, start: slice.range.start, end: slice.range.end };
             let cut = self.cut(selected, range);
-            cut.map_err(|why| request(format!("--slice: tensor {}: {why}", quoted(&slice.name)), None))?;
+            cut.map_err(|why| request(format!("{}: tensor {}: {why}", Setting::Slices, quoted(&slice.name)), None))?;
         }
         Ok(())
     }
@@ -269,7 +270,7 @@ impl Checkpoint {
         let names = self.all_names();
         let globs: Vec<String> = parallel.dims.iter().map(|(glob, _)| glob.clone()).collect();
         let globs = Globs::new(&globs, &names)?;
-        self.demand_matches(&globs, "--tp-dim", &names)?;
+        self.demand_matches(&globs, Setting::TensorParallelDims, &names)?;
         let dims: Vec<usize> = parallel.dims.iter().map(|(_, dim)| *dim).collect();
         Ok(Box::new(move |name| Ok(globs.first_match(name).and_then(|at| dims.get(at).copied()))))
     }
@@ -317,7 +318,7 @@ impl Checkpoint {
                 }
             }
         }
-        if problems.is_empty() { Ok(()) } else { Err(request(format!("--tied: {problems}"), None)) }
+        if problems.is_empty() { Ok(()) } else { Err(request(format!("{}: {problems}", Setting::Ties), None)) }
     }
 
     /// `picked` is sorted by name.
@@ -337,7 +338,7 @@ impl Checkpoint {
                 }
             }
         }
-        let hint = || Some("leave one out with --exclude".to_owned());
+        let hint = || Some(format!("leave one out with {}", Setting::Exclude));
         if problems.is_empty() { Ok(()) } else { Err(request(format!("names collide: {problems}"), hint())) }
     }
 }
@@ -431,7 +432,7 @@ fn strip(prefixes: &[String], picked: &mut [Selected]) -> Result<()> {
             let Some((prefix, after)) = next else { break };
             if after.is_empty() {
                 return Err(request(
-                    format!("--strip-prefix {prefix:?} would leave nothing of the name {name:?}"),
+                    format!("{} {prefix:?} would leave nothing of the name {name:?}", Setting::StripPrefix),
                     None,
                 ));
             }
@@ -443,7 +444,9 @@ fn strip(prefixes: &[String], picked: &mut [Selected]) -> Result<()> {
         }
     }
     match prefixes.iter().find(|prefix| !used.contains(prefix.as_str())) {
-        Some(idle) => Err(request(format!("--strip-prefix {idle:?}: no name begins with it"), beginnings(picked))),
+        Some(idle) => {
+            Err(request(format!("{} {idle:?}: no name begins with it", Setting::StripPrefix), beginnings(picked)))
+        }
         None => Ok(()),
     }
 }
@@ -526,3 +529,7 @@ fn compile(pattern: &str) -> Result<GlobMatcher> {
 
 #[cfg(test)]
 mod tests;
+
+fn how_to_see_names() -> String {
+    format!("{} lists the names", Setting::TensorNames)
+}

@@ -14,6 +14,7 @@ use super::Shard;
 use super::safetensors::{self, Header, LENGTH_BYTES, Rejected};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, quoted};
+use crate::setting::Setting;
 use crate::storage::Identity;
 
 /// Bytes read at first: most headers fit, so that one read does.
@@ -110,7 +111,7 @@ fn rejected(path: &Path, limit: u64, why: Rejected) -> Error {
             what: format!("the length in bytes of the header of {}", path.display()),
             limit,
             found,
-            hint: Some("if the file is to be trusted, raise the limit with --max-header-bytes".into()),
+            hint: Some(format!("if the file is to be trusted, raise the limit with {}", Setting::MaxHeaderBytes)),
         },
     }
 }
@@ -124,7 +125,7 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
             what: format!("the length in bytes of {}", path.display()),
             limit,
             found,
-            hint: Some("raise the limit with --max-header-bytes".into()),
+            hint: Some(format!("raise the limit with {}", Setting::MaxHeaderBytes)),
         }),
         len => read(&file, path, 0, len),
     }

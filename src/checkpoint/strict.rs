@@ -19,6 +19,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
+use crate::setting::Setting;
 use crate::storage::{Fallbacks, LocalStorage, Route, Source, Storage};
 
 /// The longest specification that is read, in bytes.
@@ -456,8 +457,9 @@ fn suggestion(missing: &[String], unexpected: &[String]) -> Option<String> {
     if let Some((prefix, count)) = common_prefix(unexpected, missing) {
         return Some(format!(
             "{count} of the {} unexpected names begin with '{prefix}' and match a missing name without it: \
-             --strip-prefix '{prefix}' takes it off",
-            unexpected.len()
+             {} takes it off",
+            unexpected.len(),
+            Setting::StripPrefix
         ));
     }
     let (prefix, count) = common_prefix(missing, unexpected)?;

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::{json, shard};
 use crate::error::{Error, Result};
+use crate::setting::Setting;
 
 /// The rules of one checkpoint.
 #[derive(Debug)]
@@ -126,7 +127,11 @@ fn no_rules(why: &str) -> Error {
     let known: Vec<_> = ARCHITECTURES.iter().map(|(name, _)| *name).collect();
     Error::Request {
         what: format!("no rules for tensor parallelism: {why}"),
-        hint: Some(format!("say how to cut with --tp-dim GLOB=DIM; built-in rules are known for {}", known.join(", "))),
+        hint: Some(format!(
+            "say how to cut with {}; built-in rules are known for {}",
+            Setting::TensorParallelDims,
+            known.join(", ")
+        )),
     }
 }
 
@@ -135,7 +140,7 @@ fn check_heads(path: &Path, what: &str, heads: Option<u64>, world: u64) -> Resul
     match heads {
         Some(heads) if heads % world != 0 => Err(Error::Request {
             what: format!("{}: {what} is {heads}, which {world} ranks cannot share evenly", path.display()),
-            hint: Some("choose a world size that divides it, or cut with --tp-dim GLOB=DIM".into()),
+            hint: Some(format!("choose a world size that divides it, or cut with {}", Setting::TensorParallelDims)),
         }),
         _ => Ok(()),
     }

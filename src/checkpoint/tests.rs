@@ -51,7 +51,7 @@ fn each_hostile_header_is_refused_for_what_it_is() {
             "2^63",
             file_claiming(1 << 63, b"{}", b""),
             "HeaderPastEnd",
-            &["9223372036854775808", "10", "100000000", "--max-header-bytes"],
+            &["9223372036854775808", "10", "100000000", "`OpenOptions::max_header_bytes`"],
         ),
         ("no header", file_claiming(0, b"", b"abc"), "HeaderStart", &["stated length is 0"]),
         ("zeros", vec![0; 4096], "Foreign", &["zero bytes"]),
@@ -196,7 +196,10 @@ fn the_header_limit_is_named_with_the_option_that_raises_it() {
     let options = OpenOptions { max_header_bytes: 10, ..OpenOptions::default() };
     let error = Checkpoint::open_with(&path, &options).unwrap_err();
     let said = error.to_string();
-    assert!(matches!(error, Error::Limit { limit: 10, .. }) && said.contains("--max-header-bytes"), "{said}");
+    assert!(
+        matches!(error, Error::Limit { limit: 10, .. }) && said.contains("`OpenOptions::max_header_bytes`"),
+        "{said}"
+    );
     assert!(said.contains("a.safetensors"), "{said}");
 }
 
@@ -418,7 +421,7 @@ fn a_folder_without_weights_says_what_was_looked_for_and_what_is_there() {
 #[test]
 fn variants_are_taken_only_when_asked_for() {
     let dir = folder(&[("model.fp16.safetensors", bytes_file(&[("half", &[1])]))]);
-    assert!(said(dir.path()).contains("--variant"), "{}", said(dir.path()));
+    assert!(said(dir.path()).contains("`OpenOptions::variant`"), "{}", said(dir.path()));
     let options = OpenOptions { variant: Some("fp16".into()), ..OpenOptions::default() };
     assert_eq!(names(&Checkpoint::open_with(dir.path(), &options).unwrap()), ["half"]);
 }

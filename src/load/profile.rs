@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::TransferOptions;
 use crate::error::{Error, Result};
 use crate::report::Staging;
+use crate::setting::Setting;
 use crate::storage::{Engine, QueueOptions};
 
 /// The version of the file's form.
@@ -164,7 +165,7 @@ pub(super) fn has_list(value: &Value) -> bool {
 
 fn refused(path: &Path, what: &str) -> Error {
     let what = format!("the profile {} is refused: {what}", path.display());
-    let hint = Some("`vramp bench PATH --tune --save-profile FILE` makes one".to_owned());
+    let hint = Some(format!("{} makes one", Setting::Tune));
     Error::Request { what, hint }
 }
 

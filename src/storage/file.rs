@@ -523,7 +523,7 @@ fn demand_regular(path: &Path, meta: &Metadata) -> Result<()> {
 
 /// The operating system's words of an error, without the path: the same for each of many shards.
 fn cause(error: &Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.kind().to_owned(), ToString::to_string)
+    std::error::Error::source(error).map_or_else(|| error.kind().to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
@@ -602,10 +602,10 @@ mod tests {
                 let error = LocalFile::open(&fifo, &notes).err().unwrap();
                 assert!(error.to_string().contains("FIFO"), "{error}");
             }
-            assert_eq!(LocalFile::open(folder.path(), &notes).err().unwrap().kind(), "io");
-            assert_eq!(LocalFile::open(Path::new("/dev/null"), &notes).err().unwrap().kind(), "unsupported");
+            assert_eq!(LocalFile::open(folder.path(), &notes).err().unwrap().kind().as_str(), "io");
+            assert_eq!(LocalFile::open(Path::new("/dev/null"), &notes).err().unwrap().kind().as_str(), "unsupported");
             assert_eq!(LocalFile::open(&path.join("no"), &notes).err().unwrap().exit_code(), 4);
-            assert_eq!(LocalFile::open(&folder.path().join("no"), &notes).err().unwrap().kind(), "not_found");
+            assert_eq!(LocalFile::open(&folder.path().join("no"), &notes).err().unwrap().kind().as_str(), "not_found");
         });
     }
 

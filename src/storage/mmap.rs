@@ -629,7 +629,7 @@ mod tests {
     /// Runs one test of this file alone in a process of its own.
     fn in_child(test: &str, case: &str) -> ExitStatus {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", &format!("source::mmap::tests::{test}"), "--test-threads=1"]).env(CHILD, case);
+        child.args(["--exact", &format!("storage::mmap::tests::{test}"), "--test-threads=1"]).env(CHILD, case);
         child.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         child.status().unwrap()
     }

@@ -17,7 +17,7 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
 use super::text;
-use super::{inspect, options};
+use super::{flags, inspect, options};
 
 /// Ends of names that are no folder's.
 const NO_FOLDERS: &[&str] = &[
@@ -163,7 +163,7 @@ fn as_json(converted: &Converted, copied: &[PathBuf], left: &[Left]) -> serde_js
         "ties": converted.ties,
         "copied": paths(copied),
         "not_copied": left,
-        "warnings": converted.warnings,
+        "warnings": flags::in_messages(&converted.warnings),
     })
 }
 

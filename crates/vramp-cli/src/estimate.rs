@@ -15,7 +15,7 @@ use super::output::{Failure, Output};
 use super::screen::Screen;
 use super::text::{self, Align, BAR, BOLD, Table};
 use super::values::{self, Part};
-use super::{inspect, options};
+use super::{flags, inspect, options};
 
 /// What is to be moved.
 struct Model {
@@ -61,7 +61,7 @@ fn model(args: &EstimateArgs, output: Output) -> Result<Model, Failure> {
     let parts: Vec<_> = by_type.into_values().collect();
     let parameters = parts.iter().map(|part| part.parameters).fold(0, u64::saturating_add);
     let size = Size { bytes: checkpoint.total_bytes(), parameters, scale_bytes: 0 };
-    Ok(Model { size, parts, of_checkpoint: true, warnings: checkpoint.warnings().to_vec() })
+    Ok(Model { size, parts, of_checkpoint: true, warnings: flags::in_messages(checkpoint.warnings()) })
 }
 
 fn typed(args: &EstimateArgs) -> Result<Model, Failure> {

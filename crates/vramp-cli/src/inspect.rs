@@ -15,7 +15,7 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::screen::Screen;
 use super::text::{self, Align, BOLD, DIM, Table};
-use super::{options, plan, tree};
+use super::{flags, options, plan, tree};
 
 /// Further names that the summary shows.
 const MOST_TIES: usize = 12;
@@ -76,7 +76,7 @@ struct Inspected<'a> {
     plan: Option<&'a vramp::plan::LoadPlan>,
     #[serde(skip_serializing_if = "<[Skipped]>::is_empty")]
     skipped: &'a [Skipped],
-    warnings: &'a [String],
+    warnings: Vec<String>,
 }
 
 pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
@@ -230,7 +230,7 @@ fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Opt
         ties: checkpoint.ties().into_iter().map(|tie| (tie.alias, tie.target)).collect(),
         plan: prepared.map(|prepared| &prepared.plan),
         skipped: checkpoint.skipped(),
-        warnings: checkpoint.warnings(),
+        warnings: flags::in_messages(checkpoint.warnings()),
     }
 }
 

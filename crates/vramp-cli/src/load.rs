@@ -19,7 +19,7 @@ use super::interrupt::Interrupt;
 use super::output::{Failure, Output};
 use super::progress::Progress;
 use super::trace::{All, Trace};
-use super::{digests, inspect, limits, options, plan, report, strict, text, view};
+use super::{digests, flags, inspect, limits, options, plan, report, strict, text, view};
 
 /// What was meant.
 struct Job {
@@ -299,7 +299,7 @@ fn show(
     let report = got.report();
     if output.json {
         let tensors = tensor_lines(prepared, proofs);
-        let warnings: Vec<&String> = job.warnings.iter().chain(got.warnings()).collect();
+        let warnings = flags::in_messages(job.warnings.iter().chain(got.warnings()));
         let scales = prepared.plan.scaled();
         return output.json(&json!({
             "device": report.device, "tensors": tensors, "scales": scales, "report": report, "warnings": warnings,
@@ -350,7 +350,7 @@ fn tensor_lines<'a>(prepared: &'a Prepared, proofs: &'a Proofs<'_>) -> BTreeMap<
 fn show_plan(job: &Job, checkpoint: &Checkpoint, prepared: &Prepared, output: Output) -> Result<(), Failure> {
     if output.json {
         let warnings = job.warnings.iter().chain(checkpoint.warnings()).chain(&prepared.warnings);
-        let warnings: Vec<&String> = warnings.collect();
+        let warnings = flags::in_messages(warnings);
         let device = job.device.name();
         return output.json(&json!({
             "device": device,

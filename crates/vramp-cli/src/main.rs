@@ -13,6 +13,7 @@ mod demo;
 mod digests;
 mod documents;
 mod estimate;
+mod flags;
 mod fleet;
 mod inspect;
 mod interrupt;
@@ -84,7 +85,7 @@ fn exit_status() -> u8 {
         Ok(Err(failure)) => {
             match (&failure, PANIC.get()) {
                 (Failure::Library(error @ Error::Poisoned { .. }), Some(panic)) => {
-                    output.error(error.kind(), &error.to_string(), std::slice::from_ref(panic), None, None);
+                    output.error(error.kind().as_str(), &error.to_string(), std::slice::from_ref(panic), None, None);
                 }
                 _ => output.failure(&failure, arguments.command.path()),
             }

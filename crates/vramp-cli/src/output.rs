@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 use vramp::Error;
 
+use super::flags;
 use super::screen::Screen;
 use super::text::{self, BAD, DIM, WARN};
 
@@ -110,7 +111,11 @@ impl Output {
             return;
         }
         for warning in warnings {
-            complain(&format!("{}: {}\n", text::styled(WARN, "warning"), text::escape_lines(warning)));
+            complain(&format!(
+                "{}: {}\n",
+                text::styled(WARN, "warning"),
+                text::escape_lines(&flags::in_message(warning))
+            ));
         }
     }
 
@@ -148,7 +153,7 @@ impl Output {
     pub(crate) fn failure(&self, failure: &Failure, asked: Option<&Path>) {
         let library = |error: &Error, path: Option<&Path>| {
             let path = error.path().or(path.filter(|_| is_about_input(error)));
-            self.error(error.kind(), &error.to_string(), &causes_of(error), path, error.tensor());
+            self.error(error.kind().as_str(), &error.to_string(), &causes_of(error), path, error.tensor());
         };
         match failure {
             Failure::Library(error) => library(error, asked),
@@ -172,14 +177,15 @@ impl Output {
         path: Option<&Path>,
         tensor: Option<&str>,
     ) {
+        let (message, causes) = (flags::in_message(message), flags::in_messages(causes));
         if self.json {
             let path = path.map(|path| path.display().to_string());
             let error = json!({"kind": kind, "message": message, "path": path, "tensor": tensor, "causes": causes});
             write_to_stderr(&format!("{}\n", json!({ "error": error })));
             return;
         }
-        let mut out = format!("{}: {}\n", text::styled(BAD, "error"), text::escape_lines(message));
-        for cause in causes {
+        let mut out = format!("{}: {}\n", text::styled(BAD, "error"), text::escape_lines(&message));
+        for cause in &causes {
             out.push_str(&format!("  because: {}\n", text::escape_lines(cause)));
         }
         complain(&out);

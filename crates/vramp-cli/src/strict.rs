@@ -11,7 +11,7 @@ use super::args::VerifyArgs;
 use super::interrupt::Interrupt;
 use super::output::{Failure, Output, even_unheard};
 use super::text::{self, BAD, GOOD};
-use super::{inspect, options};
+use super::{flags, inspect, options};
 
 pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
     let open = options::open(&args.how);
@@ -19,7 +19,8 @@ pub(crate) fn run(args: &VerifyArgs, output: Output, interrupt: &Interrupt) -> R
     let checkpoint = Checkpoint::open_with(&args.path, &open)?;
     inspect::opened(output, &checkpoint);
     interrupt.check()?;
-    let verdict = check(&spec, &checkpoint, &options::names(&args.names))?;
+    let mut verdict = check(&spec, &checkpoint, &options::names(&args.names))?;
+    verdict.suggestion = verdict.suggestion.as_deref().map(flags::in_message);
     output.warnings(checkpoint.warnings());
     let printed = if output.json { output.json(&verdict) } else { output.text(&as_text(&verdict, &checkpoint)) };
     even_unheard(printed)?;

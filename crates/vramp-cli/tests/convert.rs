@@ -429,7 +429,7 @@ fn a_check_finds_what_the_disk_did_not_keep_and_nothing_is_put_in_place() {
     let target = Target::of(folder.path().join("out.safetensors"));
     let options = ConvertOptions { check: true, ..ConvertOptions::default() };
     let error = convert(&checkpoint, &Turning, &target, &options).unwrap_err();
-    assert_eq!((error.kind(), error.exit_code()), ("mismatch", 1));
+    assert_eq!((error.kind().as_str(), error.exit_code()), ("mismatch", 1));
     assert!(error.to_string().contains("\"flags\"") && !error.to_string().contains("layer"), "{error}");
     assert_eq!(names(folder.path()), ["mixed.safetensors"]);
     convert(&checkpoint, &Turning, &target, &ConvertOptions::default()).unwrap();

@@ -11,6 +11,7 @@ use serde_json::json;
 use vramp::Error;
 use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
 use vramp::load::{Options, load};
+use vramp::setting::Setting;
 use vramp::testing::hostile::{self, bytes_file};
 use vramp::testing::torch::{TensorOver, archive, state_dict};
 use vramp::testing::{safetensors, watched};
@@ -331,24 +332,29 @@ fn a_name_that_is_not_there_brings_the_nearest_ones() {
     assert!(!loaded.tensor("vision").unwrap_err().to_string().contains("nearest"));
     let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let slice = SliceRequest { name: "lm_head.weigth".into(), dim: 0, range: 0..1 };
-    for (selection, option, name, near) in [
+    for (selection, setting, name, near) in [
         (
             Selection { include: texts(&["lm_head.weigth"]), ..Selection::default() },
-            "--include",
+            Setting::Include,
             "lm_head.weigth",
             "lm_head.weight",
         ),
         (
             Selection { exclude: texts(&["*.weigth"]), ..Selection::default() },
-            "--exclude",
+            Setting::Exclude,
             "*.weigth",
             "lm_head.weight",
         ),
-        (Selection { slices: vec![slice], ..Selection::default() }, "--slice", "lm_head.weigth", "lm_head.weight"),
+        (
+            Selection { slices: vec![slice], ..Selection::default() },
+            Setting::Slices,
+            "lm_head.weigth",
+            "lm_head.weight",
+        ),
     ] {
         let error = checkpoint.select(&selection).unwrap_err();
-        let Error::NoMatch { option: found, absent, .. } = &error else { panic!("{error:?}") };
-        assert_eq!((*found, absent[0].name.as_str()), (option, name));
+        let Error::NoMatch { setting: found, absent, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*found, absent[0].name.as_str()), (setting, name));
         assert!(absent[0].nearest.iter().any(|it| it.ends_with(&near[near.len() - 7..])), "{error}");
         assert!(error.to_string().contains("nearest"), "{error}");
     }

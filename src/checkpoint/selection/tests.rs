@@ -92,7 +92,11 @@ fn what_matches_nothing_is_an_error_with_the_nearest_name() {
     }
     let include = |glob: &str| said(Selection { include: texts(&[glob]), ..Selection::default() });
     assert!(include("*.q_porj.*").contains("nearest name is \"module.q_proj."), "{}", include("*.q_porj.*"));
-    assert!(include("*vision_tower*").contains("--tree` shows the names"), "{}", include("*vision_tower*"));
+    assert!(
+        include("*vision_tower*").contains("`Checkpoint::tensors` lists the names"),
+        "{}",
+        include("*vision_tower*")
+    );
     assert!(said(Selection { exclude: texts(&["*"]), ..Selection::default() }).contains("nothing is selected"));
     assert!(said(Selection { include: texts(&["[z-a]"]), ..Selection::default() }).contains("not a glob"));
 }

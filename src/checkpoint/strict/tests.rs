@@ -127,7 +127,7 @@ fn a_prefix_on_either_side_is_suggested() {
         [("module.fc.weight", "U8", &[1]), ("module.fc.bias", "U8", &[1])];
     let (_dir, checkpoint) = with_bytes(&prefixed_static);
     let verdict = verify(&checkpoint, &Selection::default(), &spec(&plain)).unwrap();
-    assert!(verdict.suggestion.as_ref().unwrap().contains("--strip-prefix 'module.'"), "{verdict}");
+    assert!(verdict.suggestion.as_ref().unwrap().contains("`Selection::strip_prefix` takes it off"), "{verdict}");
     let strip = Selection { strip_prefix: vec!["module.".into()], ..Selection::default() };
     assert!(verify(&checkpoint, &strip, &spec(&plain)).unwrap().ok);
     let (_dir, checkpoint) = with_bytes(&plain_static);

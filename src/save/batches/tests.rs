@@ -197,7 +197,7 @@ fn a_writer_that_fails_at_any_step_of_many_batches_ends_the_conversion() {
                     |path: &PathBuf| crate::durable::is_temporary(path.file_name().unwrap().to_str().unwrap());
                 assert!(!left.keys().any(temporary), "step {at}: {:?}", left.keys());
                 if let Err(error) = done {
-                    assert_ne!(error.kind(), "cancelled", "step {at}: the reason is the writer's");
+                    assert_ne!(error.kind().as_str(), "cancelled", "step {at}: the reason is the writer's");
                 }
             }
             assert!(failed > 50, "{failed}");
@@ -256,7 +256,7 @@ fn a_loader_that_fails_or_is_cancelled_ends_the_writer() {
         };
         let options = ConvertOptions { progress: Some(Arc::new(progress)), ..options };
         let error = convert_in(&checkpoint, &FileStore, &Target::of(&out), &options, 2500).unwrap_err();
-        assert_eq!(error.kind(), "cancelled");
+        assert_eq!(error.kind().as_str(), "cancelled");
         assert!(*seen.lock().unwrap() < 40_000 && !out.exists());
         // The file is gone when the loader opens it.
         std::fs::remove_file(&from).unwrap();

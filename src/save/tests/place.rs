@@ -159,7 +159,7 @@ fn of_two_saves_to_one_file_at_once_exactly_one_is_put_in_place() {
             let [winner] = winners.as_slice() else { panic!("round {round}: {done:?}") };
             assert_eq!(&read(target.path()), *winner);
             let lost: Vec<&Error> = done.iter().filter_map(|it| it.0.as_ref().err()).collect();
-            assert_eq!((lost[0].kind(), lost[0].exit_code()), ("conflict", 6));
+            assert_eq!((lost[0].kind().as_str(), lost[0].exit_code()), ("conflict", 6));
             assert_eq!(names(disk.path()), ["m.safetensors"]);
         }
     });
@@ -201,7 +201,7 @@ fn another_model_is_replaced_only_where_that_is_allowed() {
         let (files, other) = (Checkpoint::open(target.path()).unwrap(), disk.path().join("other.safetensors"));
         for replace in [Replace::Nothing, Replace::These(vec![other])] {
             let refused = save(replace, 2).unwrap_err();
-            assert_eq!((refused.kind(), refused.exit_code()), ("exists", 6));
+            assert_eq!((refused.kind().as_str(), refused.exit_code()), ("exists", 6));
             let said = refused.to_string();
             assert!(said.contains("which would be replaced") && said.contains(REPLACE_HINT), "{said}");
             assert!(read(target.path()) == before);
