@@ -640,7 +640,7 @@ mod tests {
     #[test]
     fn a_ring_that_cannot_be_set_up_is_replaced_by_threads_and_noted_once() {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        let test = "source::uring::tests::child_has_no_descriptor_for_a_ring";
+        let test = "storage::uring::tests::child_has_no_descriptor_for_a_ring";
         child.args(["--exact", test, "--test-threads=1"]).env(CHILD, "yes");
         let output = watched(move || child.output().unwrap());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
