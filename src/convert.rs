@@ -62,8 +62,8 @@ impl Float {
     ];
 
     /// The format of an element type; `None` for what is no float or too narrow for a byte.
-    pub fn of(dtype: &Dtype) -> Option<Float> {
-        Float::ALL.into_iter().find(|float| float.dtype() == *dtype)
+    pub fn of(dtype: Dtype) -> Option<Float> {
+        Float::ALL.into_iter().find(|float| float.dtype() == dtype)
     }
 
     /// The element type.

@@ -1,7 +1,7 @@
 //! Element types: their names in each format, their width in bits and the alignment a typed view of them needs.
 //!
-//! A name that this file does not know stays as it is ([`Dtype::Unknown`]): it can be listed, never guessed and never
-//! loaded. This file converts no values; that is `convert`.
+//! [`Dtype`] is a type that vramp knows. A checkpoint may name another one ([`StoredDtype::Unknown`]): such a tensor can be
+//! listed, and is never guessed or loaded. This file converts no values; that is `convert`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,40 +9,36 @@ use std::sync::Arc;
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal bits;)*) => {
         /// The element type of a tensor, named as safetensors names it.
-        #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         #[allow(non_camel_case_types)]
         pub enum Dtype {
             $($(#[$doc])* $variant,)*
-            /// A name that vramp does not know, kept as it was found.
-            Unknown(Arc<str>),
         }
 
         impl Dtype {
             /// Every known element type.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$variant,)*];
 
-            /// The type that safetensors calls `name` (case matters), or [`Dtype::Unknown`].
-            pub fn from_safetensors(name: &str) -> Dtype {
+            /// The type that safetensors calls `name` (case matters), where there is one.
+            pub fn from_safetensors(name: &str) -> Option<Dtype> {
                 match name {
-                    $($name => Dtype::$variant,)*
-                    _ => Dtype::Unknown(name.into()),
+                    $($name => Some(Dtype::$variant),)*
+                    _ => None,
                 }
             }
 
             /// The name in safetensors: `F32`, `BF16`, `F8_E4M3`, ….
-            pub fn name(&self) -> &str {
+            pub fn name(self) -> &'static str {
                 match self {
                     $(Dtype::$variant => $name,)*
-                    Dtype::Unknown(name) => name,
                 }
             }
 
-            /// Bits of one element; `None` for an unknown type.
-            pub fn bits(&self) -> Option<u64> {
+            /// Bits of one element.
+            pub fn bits(self) -> u64 {
                 match self {
-                    $(Dtype::$variant => Some($bits),)*
-                    Dtype::Unknown(_) => None,
+                    $(Dtype::$variant => $bits,)*
                 }
             }
         }
@@ -97,20 +93,91 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Bytes that a tensor of `shape` takes. `None` where the type is unknown, the product overflows 64 bits, or the bits
-    /// do not fill whole bytes (an odd number of F4 elements).
-    pub fn tensor_bytes(&self, shape: &[u64]) -> Option<u64> {
+    /// Bytes that a tensor of `shape` takes. `None` where the product overflows 64 bits, or the bits do not fill whole bytes (an
+    /// odd number of F4 elements).
+    pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim))?;
-        let bits = elements.checked_mul(self.bits()?)?;
+        let bits = elements.checked_mul(self.bits())?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 
-    /// The alignment in bytes that a typed view of the elements needs. 1 for packed and unknown types.
-    pub fn alignment(&self) -> u64 {
+    /// The alignment in bytes that a typed view of the elements needs. 1 for packed types.
+    pub fn alignment(self) -> u64 {
         match self {
             Dtype::C64 => 4,
-            _ => self.bits().map_or(1, |bits| (bits / 8).max(1)),
+            _ => (self.bits() / 8).max(1),
         }
+    }
+}
+
+/// The element type that a checkpoint states.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum StoredDtype {
+    /// One that vramp knows.
+    Known(Dtype),
+    /// Another one, by its name as it was found. A tensor of it is listed and never loaded.
+    Unknown(Arc<str>),
+}
+
+impl StoredDtype {
+    /// The type that safetensors calls `name` (case matters), or the name itself.
+    pub fn from_safetensors(name: &str) -> StoredDtype {
+        Dtype::from_safetensors(name).map_or_else(|| StoredDtype::Unknown(name.into()), StoredDtype::Known)
+    }
+
+    /// The type, where vramp knows it.
+    pub fn known(&self) -> Option<Dtype> {
+        match self {
+            StoredDtype::Known(dtype) => Some(*dtype),
+            StoredDtype::Unknown(_) => None,
+        }
+    }
+
+    /// The name, as the checkpoint has it.
+    pub fn name(&self) -> &str {
+        match self {
+            StoredDtype::Known(dtype) => dtype.name(),
+            StoredDtype::Unknown(name) => name,
+        }
+    }
+
+    /// Bits of one element; `None` for an unknown type.
+    pub fn bits(&self) -> Option<u64> {
+        self.known().map(Dtype::bits)
+    }
+
+    /// As [`Dtype::tensor_bytes`]; `None` for an unknown type.
+    pub fn tensor_bytes(&self, shape: &[u64]) -> Option<u64> {
+        self.known()?.tensor_bytes(shape)
+    }
+
+    /// As [`Dtype::alignment`]; 1 for an unknown type.
+    pub fn alignment(&self) -> u64 {
+        self.known().map_or(1, Dtype::alignment)
+    }
+}
+
+impl From<Dtype> for StoredDtype {
+    fn from(dtype: Dtype) -> StoredDtype {
+        StoredDtype::Known(dtype)
+    }
+}
+
+impl PartialEq<Dtype> for StoredDtype {
+    fn eq(&self, other: &Dtype) -> bool {
+        self.known() == Some(*other)
+    }
+}
+
+impl fmt::Display for StoredDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl serde::Serialize for StoredDtype {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 
@@ -138,9 +205,10 @@ mod tests {
     #[test]
     fn names_round_trip() {
         for dtype in Dtype::ALL {
-            assert_eq!(&Dtype::from_safetensors(dtype.name()), dtype);
+            assert_eq!(Dtype::from_safetensors(dtype.name()), Some(*dtype));
         }
-        assert_eq!(Dtype::from_safetensors("f32"), Dtype::Unknown("f32".into()));
+        let unknown = StoredDtype::from_safetensors("f32");
+        assert_eq!((unknown.known(), unknown.name(), unknown.bits(), unknown.alignment()), (None, "f32", None, 1));
     }
 
     #[test]
@@ -168,7 +236,7 @@ mod tests {
             (Dtype::BF16, safetensors::Dtype::BF16),
         ] {
             assert_eq!(ours.name(), theirs.to_string());
-            assert_eq!(ours.bits(), Some(theirs.bitsize() as u64));
+            assert_eq!(ours.bits(), theirs.bitsize() as u64);
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::dtype::Dtype;
+use crate::dtype::StoredDtype;
 use crate::setting::Setting;
 
 /// One kind of damage or rule broken inside a file.
@@ -261,9 +261,9 @@ pub(crate) fn quoted(name: &str) -> String {
 }
 
 /// The name of an element type; one that vramp does not know is text from a file, and quoted.
-pub(crate) fn dtype_name(dtype: &Dtype) -> String {
+pub(crate) fn dtype_name(dtype: &StoredDtype) -> String {
     match dtype {
-        Dtype::Unknown(name) => quoted(name),
+        StoredDtype::Unknown(name) => quoted(name),
         known => known.to_string(),
     }
 }
@@ -319,7 +319,7 @@ mod tests {
     fn quoted_names_show_control_characters_and_have_an_end() {
         assert_eq!(quoted("a\u{1b}[31m"), r#""a\u{1b}[31m""#);
         assert!(quoted(&"é".repeat(5000)).len() < 700);
-        assert_eq!(dtype_name(&Dtype::F32), "F32");
-        assert_eq!(dtype_name(&Dtype::from_safetensors("X\nok")), r#""X\nok""#);
+        assert_eq!(dtype_name(&StoredDtype::from_safetensors("F32")), "F32");
+        assert_eq!(dtype_name(&StoredDtype::from_safetensors("X\nok")), r#""X\nok""#);
     }
 }

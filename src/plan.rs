@@ -448,7 +448,7 @@ fn placement(wanted: &Wanted, arena: u64, same_as: Option<Arc<str>>) -> Placemen
     Placement {
         name: Arc::clone(&wanted.name),
         aliases: wanted.aliases.clone(),
-        dtype: wanted.dtype.clone(),
+        dtype: wanted.dtype,
         shape: Arc::clone(&wanted.shape),
         arena,
         bytes: wanted.bytes,

@@ -35,8 +35,8 @@ impl Tensor {
     }
 
     /// The element type.
-    pub fn dtype(&self) -> &Dtype {
-        &self.dtype
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// Elements along each dimension, outermost first; empty for a scalar.
@@ -80,7 +80,7 @@ impl Tensor {
     /// # Errors
     /// When `T` is not the element type of the tensor, or the tensor is not in host memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
-        cast(&self.name, &self.dtype, self.bytes()?)
+        cast(&self.name, self.dtype, self.bytes()?)
     }
 
     /// Copies the elements into host memory, from wherever they are.
@@ -131,7 +131,7 @@ impl Tensor {
     /// When the tensor has not two dimensions or elements that are not 1, 2, 4 or 8 bytes, there is no memory, or the device
     /// refuses.
     pub fn transposed(&self) -> Result<Tensor> {
-        let bits = self.dtype.bits().unwrap_or(0);
+        let bits = self.dtype.bits();
         let (&[rows, columns], true) = (self.shape.as_ref(), matches!(bits, 8 | 16 | 32 | 64)) else {
             let what = format!(
                 "tensor {:?} ({}, shape {:?}) is no matrix that can be transposed",
@@ -140,7 +140,7 @@ impl Tensor {
             return Err(Error::Request { what, hint: None });
         };
         let view = self.view.transposed([rows, columns], bits / 8)?;
-        let (name, dtype) = (Arc::clone(&self.name), self.dtype.clone());
+        let (name, dtype) = (Arc::clone(&self.name), self.dtype);
         Ok(Tensor { name, dtype, shape: [columns, rows].into(), view })
     }
 
@@ -162,7 +162,7 @@ impl fmt::Debug for Tensor {
 }
 
 /// The bytes of the tensor `name` as elements of type `T`.
-pub(crate) fn cast<'a, T: Element>(name: &str, dtype: &Dtype, bytes: &'a [u8]) -> Result<&'a [T]> {
+pub(crate) fn cast<'a, T: Element>(name: &str, dtype: Dtype, bytes: &'a [u8]) -> Result<&'a [T]> {
     let wanted = std::any::type_name::<T>();
     if !T::holds(dtype) {
         return Err(Error::Request { what: format!("tensor {name:?} holds {dtype}, not {wanted}"), hint: None });
@@ -180,7 +180,7 @@ mod sealed {
 /// A Rust type that a tensor's elements can be seen as.
 pub trait Element: AnyBitPattern + sealed::Sealed {
     /// Whether elements of `dtype` have this representation.
-    fn holds(dtype: &Dtype) -> bool;
+    fn holds(dtype: Dtype) -> bool;
 }
 
 macro_rules! elements {
@@ -188,7 +188,7 @@ macro_rules! elements {
         $(
             impl sealed::Sealed for $type {}
             impl Element for $type {
-                fn holds(dtype: &Dtype) -> bool {
+                fn holds(dtype: Dtype) -> bool {
                     matches!(dtype, $(Dtype::$dtype)|+)
                 }
             }

@@ -108,7 +108,8 @@ impl Maps<'_> {
             _ => return Err(scattered(&chosen.name)),
         };
         let (name, shape) = (Arc::clone(&chosen.name), Arc::clone(&chosen.shape));
-        Ok(MappedTensor { name, dtype: info.dtype.clone(), shape, map, offset, len })
+        let dtype = info.dtype.known().ok_or(Error::Poisoned { what: "a tensor of an unknown type was selected" })?;
+        Ok(MappedTensor { name, dtype, shape, map, offset, len })
     }
 
     /// The mapping of a shard, which must be the file whose header was read.
@@ -184,8 +185,8 @@ impl MappedTensor {
     }
 
     /// The element type.
-    pub fn dtype(&self) -> &Dtype {
-        &self.dtype
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// Elements along each dimension, outermost first; empty for a scalar.
@@ -257,7 +258,7 @@ impl MappedTensor {
     /// When `T` is not the element type, or the tensor lies misaligned in its file (which is legal; a load realigns it).
     pub unsafe fn as_slice<T: Element>(&self) -> Result<&[T]> {
         // SAFETY: the caller's promise is the one that `bytes` asks for.
-        cast(&self.name, &self.dtype, unsafe { self.bytes() })
+        cast(&self.name, self.dtype, unsafe { self.bytes() })
     }
 
     /// The bytes, without a copy, when the kernel guarantees that nobody can change them: the file is a `memfd` sealed

@@ -69,7 +69,7 @@ fn write_tied(path: &Path, tensors: &[Stored], pad: usize, ties: &[(&str, &str)]
 
 /// The elements of rows `rows` and columns `columns` of a matrix, each converted by itself, with its own scale.
 fn oracle(tensor: &Stored, to: Float, scale: Option<(&Stored, [u64; 2])>, cut: [std::ops::Range<u64>; 2]) -> Vec<u8> {
-    let Some(from) = Float::of(&tensor.dtype) else { return tensor.bytes.clone() };
+    let Some(from) = Float::of(tensor.dtype) else { return tensor.bytes.clone() };
     let (width, [_, columns]) = (from.bytes() as usize, matrix(&tensor.shape));
     let mut result = Vec::new();
     for row in cut[0].clone() {
@@ -148,7 +148,7 @@ impl Sample {
                 "m.experts" => Some((scale_of("m.experts_scale_inv"), [128, 40])),
                 _ => None,
             };
-            let dtype = Float::of(&tensor.dtype).map_or(tensor.dtype.clone(), |_| to.dtype());
+            let dtype = Float::of(tensor.dtype).map_or(tensor.dtype, |_| to.dtype());
             expected.insert(tensor.name.clone(), (dtype, shape, oracle(tensor, to, scale, cut)));
         }
         let checkpoint = Checkpoint::open(&path).unwrap();
@@ -175,7 +175,7 @@ impl Sample {
         assert_eq!(names, self.expected.keys().cloned().collect::<Vec<_>>(), "{what}");
         for (name, (dtype, shape, bytes)) in &self.expected {
             let tensor = loaded.tensor(name).unwrap();
-            assert_eq!((tensor.dtype(), tensor.shape()), (dtype, shape.as_slice()), "{name}: {what}");
+            assert_eq!((tensor.dtype(), tensor.shape()), (*dtype, shape.as_slice()), "{name}: {what}");
             assert!(tensor.download()? == *bytes, "wrong elements in {name}: {what}");
         }
         Ok(())
@@ -375,7 +375,10 @@ fn a_scale_that_a_cast_would_ignore_is_refused_by_name() {
         let checkpoint = file_of(folder.path(), &tensors);
         let error = load_values(&checkpoint, Arc::new(CpuDevice::new()), TO_BF16).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == weight), "{error}");
-        assert!(error.to_string().contains(expected) && error.to_string().contains("without --dtype"), "{error}");
+        assert!(
+            error.to_string().contains(expected) && error.to_string().contains("without `Options::convert`"),
+            "{error}"
+        );
         // As stored there is nothing to ignore.
         let mut loader = Loader::new(Arc::new(CpuDevice::new()) as Arc<dyn Device>, TransferOptions::default());
         let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
@@ -419,9 +422,9 @@ fn weights_of_whole_numbers_keep_their_scales_as_they_are() {
     for tensor in &tensors {
         let found = loaded.tensor(&tensor.name).unwrap();
         if tensor.name == "b.bias" {
-            assert_eq!(*found.dtype(), Dtype::BF16);
+            assert_eq!(found.dtype(), Dtype::BF16);
         } else {
-            assert_eq!((found.dtype(), found.bytes().unwrap()), (&tensor.dtype, &tensor.bytes[..]), "{}", tensor.name);
+            assert_eq!((found.dtype(), found.bytes().unwrap()), (tensor.dtype, &tensor.bytes[..]), "{}", tensor.name);
         }
     }
 }

@@ -78,7 +78,7 @@ fn a_cast_is_said_at_the_top_and_bytes_and_elements_have_names_of_their_own() {
         let convert = Some(Convert { to: Float::BF16, allow_overflow: false });
         let cast = load(file.path(), &Options { convert, ..Options::default() }).unwrap();
         let weight = cast.tensor("w").unwrap();
-        assert_eq!((weight.dtype(), weight.element_count(), weight.byte_len()), (&Dtype::BF16, count, 2 * count));
+        assert_eq!((weight.dtype(), weight.element_count(), weight.byte_len()), (Dtype::BF16, count, 2 * count));
         let expected: Vec<u16> = values.iter().map(|value| (value.to_bits() >> 16) as u16).collect(); // exact in BF16
         let bits: Vec<u16> =
             weight.as_slice::<half::bf16>().unwrap().iter().map(|value: &half::bf16| value.to_bits()).collect();

@@ -206,7 +206,7 @@ fn file(shard: u32) -> impl Strategy<Value = (Vec<u8>, ShardFacts, Vec<Wanted>)>
     (8..2000u64, prop::collection::vec(tensor(), 0..12), repeats).prop_flat_map(move |(header, tensors, repeats)| {
         let (mut offset, mut wanted) = (header, Vec::new());
         for (index, (dtype, elements, choice)) in tensors.into_iter().enumerate() {
-            let bytes = elements * dtype.bits().unwrap() / 8;
+            let bytes = elements * dtype.bits() / 8;
             wanted.extend(want(shard, index, dtype, offset, bytes, choice));
             offset += bytes;
         }

@@ -225,7 +225,7 @@ pub(crate) fn every_scheme_gives_its_numbers(device: &Arc<dyn Device>) {
             let what = format!("weight {at}, {}, to {to:?} on {}", weight.tensors[0].0, device.name());
             let loaded = load_part(&checkpoint, &Selection::default(), device, options(to, staging));
             let tensor = loaded.tensor(weight.name).unwrap_or_else(|e| panic!("{what}: {e}; {:?}", loaded.warnings));
-            assert_eq!((tensor.dtype(), tensor.shape()), (&to.dtype(), &weight.shape[..]), "{what}");
+            assert_eq!((tensor.dtype(), tensor.shape()), (to.dtype(), &weight.shape[..]), "{what}");
             let (found, wanted) = (tensor.download().unwrap(), rounded(&weight.numbers, to));
             assert!(found == wanted, "wrong numbers: {what}");
             assert_eq!(loaded.tensors().len(), 2, "the scales are used up: {what}");

@@ -131,7 +131,7 @@ impl Checkpoint {
         quantised: &Quantised,
         work: &mut Work,
     ) -> Result<Option<Cast>> {
-        let Some(from) = Float::of(&info.dtype) else { return Ok(None) };
+        let Some(from) = info.dtype.known().and_then(Float::of) else { return Ok(None) };
         let scale = match self.scale_of(chosen, info, from, ties)? {
             Some(index) => {
                 let blocks = self.blocks(info, &self.tensors[index], quantised)?;
@@ -162,7 +162,8 @@ impl Checkpoint {
         // What a user calls the weight says nothing of what else is stored: only ties can mean its scales.
         found.extend(scale_names(&chosen.name).filter_map(|name| ties.tensor(&name)));
         // A parameter that is as narrow as the weight beside it is one more weight.
-        let is_narrow = |tensor: &TensorInfo| Float::of(&tensor.dtype).is_some_and(|float| float.bytes() == 1);
+        let is_narrow =
+            |tensor: &TensorInfo| tensor.dtype.known().and_then(Float::of).is_some_and(|float| float.bytes() == 1);
         found.retain(|&at| self.tensors.get(at).is_some_and(|scale| !is_bare(&scale.name) || !is_narrow(scale)));
         let first = found.first().copied();
         let refuse = |what: String| {
@@ -365,11 +366,11 @@ fn is_bare(name: &str) -> bool {
 }
 
 fn holds_exponents(scale: &TensorInfo) -> bool {
-    matches!(scale.dtype, Dtype::F8_E8M0 | Dtype::U8)
+    matches!(scale.dtype.known(), Some(Dtype::F8_E8M0 | Dtype::U8))
 }
 
 fn is_scale_type(scale: &TensorInfo) -> bool {
-    matches!(scale.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64 | Dtype::F8_E8M0)
+    matches!(scale.dtype.known(), Some(Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64 | Dtype::F8_E8M0))
 }
 
 /// The blocks that scales of shape `scale` divide a tensor of shape `weight` into, with all dimensions but the last taken as

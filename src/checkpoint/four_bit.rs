@@ -50,7 +50,7 @@ impl Checkpoint {
     /// What dequantising `chosen` takes. `None`: these are no 4-bit floats; an error is the reason why they stay as they are.
     pub(super) fn four_bit(&self, chosen: &Selected, quantised: &Quantised) -> Option<Result<FourBit, String>> {
         let weight = self.tensors.get(chosen.tensor)?;
-        if !matches!(weight.dtype, Dtype::U8 | Dtype::I8 | Dtype::F4) {
+        if !matches!(weight.dtype.known(), Some(Dtype::U8 | Dtype::I8 | Dtype::F4)) {
             return None;
         }
         let find = |name: &str| self.tensors.binary_search_by(|tensor| tensor.name.as_ref().cmp(name)).ok();
@@ -207,9 +207,9 @@ fn selected_shape(chosen: &Selected, weight: &TensorInfo, spelling: &Spelling) -
         let (blocks, before) = before.split_last().ok_or("no blocks")?;
         return Ok([before, &[blocks.saturating_mul(*last).saturating_mul(2)]].concat());
     }
-    match weight.dtype {
-        Dtype::F4 if cut(dims - 1) => Err("it is cut within its bytes".to_owned()),
-        Dtype::F4 => Ok(shape),
+    match weight.dtype.known() {
+        Some(Dtype::F4) if cut(dims - 1) => Err("it is cut within its bytes".to_owned()),
+        Some(Dtype::F4) => Ok(shape),
         _ => Ok([before, &[last.saturating_mul(2)]].concat()),
     }
 }

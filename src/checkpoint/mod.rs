@@ -52,7 +52,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::dtype::Dtype;
+use crate::dtype::StoredDtype;
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::counted;
 use crate::storage::Identity;
@@ -92,7 +92,7 @@ pub struct TensorInfo {
     /// Name, exactly as stored.
     pub name: Arc<str>,
     /// Element type.
-    pub dtype: Dtype,
+    pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first; empty for a scalar.
     pub shape: Arc<[u64]>,
     /// Where the bytes lie.

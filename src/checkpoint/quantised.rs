@@ -178,7 +178,7 @@ fn is_packed(tensor: &TensorInfo) -> bool {
         "lengths",
     ];
     let last = last_of(&tensor.name);
-    let is_type = matches!(tensor.dtype, U8 | I8 | U16 | I16 | U32 | I32 | F4 | F6_E2M3 | F6_E3M2);
+    let is_type = matches!(tensor.dtype.known(), Some(U8 | I8 | U16 | I16 | U32 | I32 | F4 | F6_E2M3 | F6_E3M2));
     let is_other = tells_state(last) || words(last).any(|word| OTHERS.contains(&word.to_ascii_lowercase().as_str()));
     let is_large = tensor.shape.len() > 1 || (tensor.shape.len() == 1 && is_the_weight(last));
     is_type && is_large && !is_other && elements(tensor) > 0
@@ -234,7 +234,7 @@ fn is_bias(last: &str) -> bool {
 }
 
 fn is_float(tensor: &TensorInfo) -> bool {
-    Float::of(&tensor.dtype).is_some()
+    tensor.dtype.known().and_then(Float::of).is_some()
 }
 
 fn elements(tensor: &TensorInfo) -> u64 {

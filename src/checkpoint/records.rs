@@ -63,7 +63,7 @@ impl Checkpoint {
             if is_stale {
                 stale.tensors.insert(tensor.selected.tensor);
                 gone.push(|| quoted(&info.name));
-            } else if tells_state(last) && layers.are_done(layer) && Float::of(&info.dtype).is_some() {
+            } else if tells_state(last) && layers.are_done(layer) && info.dtype.known().and_then(Float::of).is_some() {
                 kept.push(|| quoted(&info.name));
             }
         }
@@ -95,7 +95,7 @@ impl Checkpoint {
         let is_narrow = |float: Float| float.bytes() == 1;
         let is_done = |tensor: &&ConvertedTensor| tensor.cast.is_some_and(|cast| is_narrow(cast.from));
         let stays = |tensor: &&ConvertedTensor| {
-            let dtype = self.tensors.get(tensor.selected.tensor).map(|info| &info.dtype);
+            let dtype = self.tensors.get(tensor.selected.tensor).and_then(|info| info.dtype.known());
             let is_narrow = dtype.and_then(Float::of).is_some_and(is_narrow);
             let is_state = quantised.state.contains(&tensor.selected.tensor);
             tensor.cast.is_none()

@@ -195,11 +195,11 @@ mod tests {
     #![allow(clippy::cast_possible_truncation)]
 
     use super::*;
-    use crate::dtype::Dtype;
+    use crate::dtype::{Dtype, StoredDtype};
     use proptest::prelude::*;
 
-    fn tensor(dtype: Dtype, shape: &[u64], data: TensorData) -> TensorInfo {
-        TensorInfo { name: "w".into(), dtype, shape: shape.into(), data }
+    fn tensor(dtype: impl Into<StoredDtype>, shape: &[u64], data: TensorData) -> TensorInfo {
+        TensorInfo { name: "w".into(), dtype: dtype.into(), shape: shape.into(), data }
     }
 
     fn whole(dtype: Dtype, shape: &[u64], offset: u64) -> TensorInfo {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn the_whole_of_an_unknown_type_is_one_run() {
         let extent = Extent { shard: 1, offset: 8, len: 7 };
-        let runs = tensor(Dtype::Unknown("X".into()), &[3], TensorData::Whole(extent)).runs(None);
+        let runs = tensor(StoredDtype::Unknown("X".into()), &[3], TensorData::Whole(extent)).runs(None);
         assert_eq!((runs[0].offset, runs[0].run, runs.len()), (8, 7, 1));
     }
 

@@ -12,7 +12,7 @@ use serde::de::MapAccess;
 
 use super::json::{self, Field, Notes, Object, Scalar};
 use super::lookalike;
-use crate::dtype::Dtype;
+use crate::dtype::StoredDtype;
 use crate::fault::{Fault, Listed, quoted};
 
 /// The longest header that is read unless told otherwise, in bytes: the limit that the format's own library has.
@@ -41,7 +41,7 @@ pub struct Stored {
     /// Name.
     pub name: Arc<str>,
     /// Element type.
-    pub dtype: Dtype,
+    pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first.
     pub shape: Vec<u64>,
     /// First byte, counted from the start of the file.
@@ -152,7 +152,7 @@ struct Draft {
 /// A tensor with its range as the header writes it: counted from the end of the header.
 struct Ranged {
     name: Arc<str>,
-    dtype: Dtype,
+    dtype: StoredDtype,
     shape: Vec<u64>,
     begin: u64,
     end: u64,
@@ -250,7 +250,7 @@ impl Entry {
     }
 
     /// The two members that every description of a tensor has.
-    pub(crate) fn dtype_and_shape(&mut self) -> Result<(Dtype, Vec<u64>), String> {
+    pub(crate) fn dtype_and_shape(&mut self) -> Result<(StoredDtype, Vec<u64>), String> {
         if let Some(found) = &self.instead {
             return Err(format!("its entry must be an object, found {}", found.describe()));
         }
@@ -258,9 +258,9 @@ impl Entry {
     }
 }
 
-fn dtype(value: Option<Field>) -> Result<Dtype, String> {
+fn dtype(value: Option<Field>) -> Result<StoredDtype, String> {
     match value.ok_or("has no dtype")? {
-        Field::Scalar(Scalar::Text(name)) => Ok(Dtype::from_safetensors(&name)),
+        Field::Scalar(Scalar::Text(name)) => Ok(StoredDtype::from_safetensors(&name)),
         other => Err(format!("dtype must be a string, found {}", other.describe())),
     }
 }

@@ -15,7 +15,7 @@ use super::json::{self, Notes, Object, Scalar};
 use super::safetensors::Entry;
 use super::selection::resolve;
 use super::{Checkpoint, Selected, Selection, TensorInfo, Tie, shard};
-use crate::dtype::Dtype;
+use crate::dtype::StoredDtype;
 use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
@@ -35,7 +35,7 @@ pub struct Spec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecTensor {
     /// Element type.
-    pub dtype: Dtype,
+    pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first.
     pub shape: Vec<u64>,
 }
@@ -167,7 +167,7 @@ impl Object for Tensors {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
         let mut entry = Entry::default();
         json::object(key, map, notes, &mut entry)?;
-        let known = |(dtype, shape): (Dtype, Vec<u64>)| match dtype.bits() {
+        let known = |(dtype, shape): (StoredDtype, Vec<u64>)| match dtype.bits() {
             Some(_) => Ok(SpecTensor { dtype, shape }),
             None => Err(format!("unknown dtype {}", dtype_name(&dtype))),
         };
@@ -223,9 +223,9 @@ pub struct DtypeMismatch {
     /// Name.
     pub name: String,
     /// The type that is needed.
-    pub expected: Dtype,
+    pub expected: StoredDtype,
     /// The type that is there.
-    pub found: Dtype,
+    pub found: StoredDtype,
 }
 
 /// What became of one tie.

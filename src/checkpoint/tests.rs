@@ -176,7 +176,7 @@ fn unusual_headers_that_the_format_allows_are_read() {
 fn unknown_types_are_kept_and_unknown_members_warned_of() {
     let text = r#"{"w":{"dtype":"F12_X","shape":[3],"data_offsets":[0,5],"scale":{"a":[1]}}}"#;
     let parsed = parse(&file(text, &[0; 5])).unwrap();
-    assert_eq!(parsed.tensors[0].dtype, Dtype::Unknown("F12_X".into()));
+    assert_eq!(parsed.tensors[0].dtype, StoredDtype::Unknown("F12_X".into()));
     assert!(parsed.warnings[0].contains("\"w\"") && parsed.warnings[0].contains("\"scale\""), "{:?}", parsed.warnings);
 }
 

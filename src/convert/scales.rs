@@ -66,7 +66,7 @@ pub struct Scales<'a> {
 impl Table {
     /// The table of a tensor of scales as stored: F32, F16 and BF16 become single precision, F64 double; F8_E8M0 stays as it is,
     /// and so does U8, which is taken for the same. `None` for another type or a broken length.
-    pub fn decode(source: &[u8], dtype: &Dtype) -> Option<Table> {
+    pub fn decode(source: &[u8], dtype: Dtype) -> Option<Table> {
         match dtype {
             Dtype::F8_E8M0 | Dtype::U8 => Some(Table::Coded { codes: source.into(), meaning: Meaning::Exponents }),
             Dtype::F64 => {

@@ -14,12 +14,12 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn formats_are_those_of_their_element_types() {
     for float in Float::ALL {
-        assert_eq!(Float::of(&float.dtype()), Some(float));
-        assert_eq!(float.dtype().bits(), Some(float.bytes() * 8));
+        assert_eq!(Float::of(float.dtype()), Some(float));
+        assert_eq!(float.dtype().bits(), float.bytes() * 8);
         assert_eq!(float.name(), float.dtype().name().to_lowercase());
     }
-    assert_eq!(Float::of(&Dtype::F4), None);
-    assert_eq!(Float::of(&Dtype::F8_E8M0), None, "an exponent is a scale, not a value");
+    assert_eq!(Float::of(Dtype::F4), None);
+    assert_eq!(Float::of(Dtype::F8_E8M0), None, "an exponent is a scale, not a value");
     assert_eq!(Float::ALL.into_iter().filter(|float| float.is_target()).count(), 3);
 }
 
@@ -109,23 +109,23 @@ fn chunks_join_and_misaligned_slices_are_taken() {
 #[test]
 fn scale_tensors_decode_to_tables() {
     let single = |values: &[f32]| Some(Table::Single(values.into()));
-    assert_eq!(Table::decode(&bytes(&[1.5, -2.0]), &Dtype::F32), single(&[1.5, -2.0]));
-    assert_eq!(Table::decode(&[0, 0x3c, 0, 0xc0], &Dtype::F16), single(&[1.0, -2.0]));
-    assert_eq!(Table::decode(&[0x80, 0x3f], &Dtype::BF16), single(&[1.0]));
-    assert_eq!(Table::decode(&0.1f64.to_le_bytes(), &Dtype::F64), Some(Table::Wide([0.1].into())));
+    assert_eq!(Table::decode(&bytes(&[1.5, -2.0]), Dtype::F32), single(&[1.5, -2.0]));
+    assert_eq!(Table::decode(&[0, 0x3c, 0, 0xc0], Dtype::F16), single(&[1.0, -2.0]));
+    assert_eq!(Table::decode(&[0x80, 0x3f], Dtype::BF16), single(&[1.0]));
+    assert_eq!(Table::decode(&0.1f64.to_le_bytes(), Dtype::F64), Some(Table::Wide([0.1].into())));
     for dtype in [Dtype::F8_E8M0, Dtype::U8] {
         let codes = [127, 128, 0, 254, 255].into();
-        let table = Table::decode(&[127, 128, 0, 254, 255], &dtype);
+        let table = Table::decode(&[127, 128, 0, 254, 255], dtype);
         assert_eq!(table, Some(Table::Coded { codes, meaning: Meaning::Exponents }));
     }
     let exponents = Meaning::Exponents.values();
     assert_eq!([127, 128, 0, 254].map(|code| exponents[code]), [1.0, 2.0, 2f64.powi(-127), 2f64.powi(127)]);
     assert!(exponents[255].is_nan() && exponents.len() == 256);
-    assert_eq!(Table::decode(&[1, 2, 3], &Dtype::F16), None);
-    assert_eq!(Table::decode(&[1; 9], &Dtype::F64), None);
-    assert_eq!(Table::decode(&[1], &Dtype::F8_E4M3), None);
-    assert_eq!(Table::decode(&[0; 4], &Dtype::I32), None);
-    assert_eq!(Table::decode(&[], &Dtype::F32), single(&[]));
+    assert_eq!(Table::decode(&[1, 2, 3], Dtype::F16), None);
+    assert_eq!(Table::decode(&[1; 9], Dtype::F64), None);
+    assert_eq!(Table::decode(&[1], Dtype::F8_E4M3), None);
+    assert_eq!(Table::decode(&[0; 4], Dtype::I32), None);
+    assert_eq!(Table::decode(&[], Dtype::F32), single(&[]));
 }
 
 #[test]

@@ -156,6 +156,6 @@ impl Readiness {
         let placement = self.placements.get(index).ok_or(Error::Poisoned { what: "the index of names" })?;
         let view = self.written.get().and_then(|written| written.view(placement.range()));
         let shape = || Arc::clone(&placement.shape);
-        Ok(view.map(|view| Tensor::new(Arc::clone(name), placement.dtype.clone(), shape(), view)))
+        Ok(view.map(|view| Tensor::new(Arc::clone(name), placement.dtype, shape(), view)))
     }
 }

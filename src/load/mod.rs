@@ -49,10 +49,11 @@ use run::Run;
 use trace::{Span, Tracer};
 
 use crate::checkpoint::{
-    Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Shard, no_tensor, runs_within, scaled_names,
+    Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Shard, TensorInfo, no_tensor, runs_within, scaled_names,
 };
 use crate::convert::{Float, Table};
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
+use crate::dtype::Dtype;
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::{align_down, align_up};
 use crate::memory::staging::StagingPool;
@@ -645,7 +646,7 @@ fn wanted(checkpoint: &Checkpoint, casts: &Casts, places: Option<&BTreeMap<Arc<s
         Ok(Wanted {
             name: Arc::clone(&chosen.name),
             aliases: chosen.aliases.clone(),
-            dtype: cast.map_or_else(|| info.dtype.clone(), |cast| cast.to.dtype()),
+            dtype: cast.map_or_else(|| known(info), |cast| Ok(cast.to.dtype()))?,
             shape: Arc::clone(&chosen.shape),
             bytes: cast.map_or(stored, |cast| cast.converted(stored)),
             runs,
@@ -656,12 +657,17 @@ fn wanted(checkpoint: &Checkpoint, casts: &Casts, places: Option<&BTreeMap<Arc<s
     casts.tensors.iter().map(wanted).collect()
 }
 
+/// The element type of a tensor that is loaded.
+fn known(info: &TensorInfo) -> Result<Dtype> {
+    info.dtype.known().ok_or(Error::Poisoned { what: "a tensor of an unknown type was selected" })
+}
+
 /// Leaves of a wanted tensor the elements in a range of its bytes.
 fn cut_to(tensor: &mut Wanted, part: &Range<u64>) {
     let stored = part.end.saturating_sub(part.start);
     tensor.runs = runs_within(&tensor.runs, part);
     tensor.bytes = tensor.cast.map_or(stored, |wanted| wanted.cast.converted(stored));
-    tensor.shape = [tensor.bytes.saturating_mul(8) / tensor.dtype.bits().unwrap_or(8).max(1)].into();
+    tensor.shape = [tensor.bytes.saturating_mul(8) / tensor.dtype.bits()].into();
 }
 
 /// The tables of scales that a plan's conversions count.
@@ -672,7 +678,7 @@ fn scale_tables(checkpoint: &Checkpoint, casts: &Casts) -> Vec<ScaleTable> {
     };
     let table = |(source, scales): (&ScaleSource, Vec<Arc<str>>)| {
         let info = checkpoint.tensors().get(source.tensor)?;
-        let (name, dtype, runs) = (Arc::clone(&info.name), info.dtype.clone(), info.runs(None));
+        let (name, dtype, runs) = (Arc::clone(&info.name), info.dtype.known()?, info.runs(None));
         Some(ScaleTable { name, scales, dtype, runs, global: source.global.and_then(global) })
     };
     casts.scales.iter().zip(scaled_names(casts)).filter_map(table).collect()
@@ -697,7 +703,7 @@ fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
         let view = written.view(placement.range()).ok_or(Error::Poisoned { what: "a tensor was not written whole" })?;
         for name in std::iter::once(&placement.name).chain(&placement.aliases) {
             let shape = Arc::clone(&placement.shape);
-            tensors.push(Tensor::new(Arc::clone(name), placement.dtype.clone(), shape, view.clone()));
+            tensors.push(Tensor::new(Arc::clone(name), placement.dtype, shape, view.clone()));
         }
     }
     tensors.sort_by(|a, b| a.name().cmp(b.name())); // nearly sorted already: the selection is

@@ -58,7 +58,7 @@ fn read_table(files: &mut Shards<'_>, table: &ScaleTable) -> Result<Table> {
             let factor = read_global(files, global)?;
             Some(Table::two_level(bytes.into(), factor, global.divides))
         }
-        None => Table::decode(&bytes, &table.dtype),
+        None => Table::decode(&bytes, table.dtype),
     };
     decoded.ok_or(Error::Poisoned { what: "scales of a type that the selection refused" })
 }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn double_precision_is_kept() {
         let bytes: Vec<u8> = [0.1f64, 1e300].into_iter().flat_map(f64::to_le_bytes).collect();
-        assert_eq!(Table::decode(&bytes, &Dtype::F64), Some(Table::Wide([0.1, 1e300].into())));
+        assert_eq!(Table::decode(&bytes, Dtype::F64), Some(Table::Wide([0.1, 1e300].into())));
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl Work<'_> {
         let output_of = |chosen: &Selected| {
             let &at = wanted.get(chosen.name.as_ref())?;
             let (output, info) = (self.outputs.get(at)?, found.tensors().get(chosen.tensor)?);
-            let is_same = (&output.outline.dtype, &output.outline.shape) == (&info.dtype, &info.shape);
+            let is_same = info.dtype == output.outline.dtype && output.outline.shape == info.shape;
             is_same.then_some((at, output))
         };
         // The parts are those that the checksums were made of.

@@ -200,9 +200,9 @@ impl<'a> Work<'a> {
 
     fn add(&mut self, tensor: &ConvertedTensor) {
         let Some(info) = self.checkpoint.tensors().get(tensor.selected.tensor) else { return };
-        let dtype = tensor.cast.map_or_else(|| info.dtype.clone(), |cast| cast.to.dtype());
+        let Some(dtype) = tensor.cast.map_or_else(|| info.dtype.known(), |cast| Some(cast.to.dtype())) else { return };
         let selected = &tensor.selected;
-        let made = (&info.data, dtype.clone(), Arc::clone(&selected.shape), selected.slice.clone(), tensor.cast);
+        let made = (&info.data, dtype, Arc::clone(&selected.shape), selected.slice.clone(), tensor.cast);
         let first = match info.bytes() {
             0 => Arc::clone(&selected.name), // tensors without bytes lie nowhere
             _ => Arc::clone(self.firsts.entry(made).or_insert_with(|| Arc::clone(&selected.name))),
@@ -217,7 +217,7 @@ impl<'a> Work<'a> {
                 let why = "a key of the metadata has that name, and readers would not take it for a tensor's";
                 self.warnings.push(format!("{name} is the same tensor as {first} and was written all the same: {why}"));
             }
-            let outline = Outline { name: Arc::clone(name), dtype: dtype.clone(), shape: Arc::clone(&selected.shape) };
+            let outline = Outline { name: Arc::clone(name), dtype, shape: Arc::clone(&selected.shape) };
             self.outputs.push(Output { outline, source: selected.clone(), cast: tensor.cast });
         }
     }

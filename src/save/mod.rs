@@ -156,7 +156,7 @@ pub enum Bytes<'a> {
 
 impl<'a> From<&'a Tensor> for Input<'a> {
     fn from(tensor: &'a Tensor) -> Input<'a> {
-        let (name, dtype, shape) = (tensor.name().into(), tensor.dtype().clone(), tensor.shape().into());
+        let (name, dtype, shape) = (tensor.name().into(), tensor.dtype(), tensor.shape().into());
         Input { outline: Outline { name, dtype, shape }, bytes: Bytes::Tensor(tensor) }
     }
 }

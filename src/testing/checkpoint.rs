@@ -59,13 +59,13 @@ impl Synthetic {
 }
 
 fn tensor(random: &mut Random, shard: u32, index: usize, offset: u64, most_bytes: usize) -> (TensorInfo, Vec<u8>) {
-    let dtype = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64][random.below(4)].clone();
+    let dtype = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64][random.below(4)];
     let width = dtype.alignment();
     let elements = random.below(most_bytes) as u64 / width;
     let data = random.bytes(usize::try_from(elements * width).unwrap());
     let name: Arc<str> = format!("layer.{shard}.{index}").into();
     let extent = Extent { shard, offset, len: data.len() as u64 };
-    (TensorInfo { name, dtype, shape: [elements].into(), data: TensorData::Whole(extent) }, data)
+    (TensorInfo { name, dtype: dtype.into(), shape: [elements].into(), data: TensorData::Whole(extent) }, data)
 }
 
 fn residency(random: &mut Random, len: u64) -> Residency {

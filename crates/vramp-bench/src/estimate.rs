@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn seventy_billion_halves_over_twelve_gigabytes_a_second() {
-        let bytes = size_of(70_000_000_000, &Dtype::F16).unwrap();
+        let bytes = size_of(70_000_000_000, &Dtype::F16.into()).unwrap();
         assert_eq!(bytes, 140_000_000_000);
         let link = |name: &str, rate| Link { name: name.to_owned(), bytes_per_second: rate };
         let estimate = estimate(bytes, vec![link("link", 56e9), link("disk", 12e9), link("slot", 12e9)]);

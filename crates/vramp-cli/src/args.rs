@@ -600,7 +600,7 @@ pub(crate) struct EstimateArgs {
     ///
     /// int4, uint4, nf4, mxfp4 and nvfp4 are half a byte each; --scales adds what lies beside them.
     #[arg(long, value_name = "DTYPE", value_parser = values::dtype)]
-    pub(crate) dtype: Option<vramp::dtype::Dtype>,
+    pub(crate) dtype: Option<vramp::dtype::StoredDtype>,
     /// Scales stored beside weights of 8 bits or fewer: 128x128=f32, 32=F8_E8M0 or 16=fp8.
     ///
     /// One scale a block of so many elements. They are part of S, not of the number of parameters.

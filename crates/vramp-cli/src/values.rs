@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vramp::checkpoint::{SliceRequest, Tie};
 use vramp::convert::Float;
-use vramp::dtype::Dtype;
+use vramp::dtype::{Dtype, StoredDtype};
 use vramp::report::Staging;
 use vramp_bench::estimate::{Link, NAMED_LINKS, QUANTISED, Scales, element_bits};
 
@@ -30,7 +30,7 @@ pub(crate) struct Rank {
 pub(crate) struct Part {
     pub(crate) copies: u64,
     pub(crate) parameters: u64,
-    pub(crate) dtype: Option<Dtype>,
+    pub(crate) dtype: Option<StoredDtype>,
 }
 
 /// Two bandwidths, in bytes per second.
@@ -63,7 +63,7 @@ pub(crate) fn device(text: &str) -> Parsed<String> {
 
 /// `bf16`, `F16`, `f32`: what floating-point tensors may become.
 pub(crate) fn target(text: &str) -> Parsed<Float> {
-    let float = Float::of(&Dtype::from_safetensors(&text.to_uppercase())).filter(|float| float.is_target());
+    let float = Dtype::from_safetensors(&text.to_uppercase()).and_then(Float::of).filter(|float| float.is_target());
     float.ok_or_else(|| "tensors can become BF16, F16 or F32".to_owned())
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn parameters(text: &str) -> Parsed<u64> {
 }
 
 /// `f16`, `BF16`, `float32`, `fp8`.
-pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
+pub(crate) fn dtype(text: &str) -> Parsed<StoredDtype> {
     let upper = text.trim().to_ascii_uppercase();
     let name = match upper.as_str() {
         "FP64" | "FLOAT64" | "DOUBLE" => "F64",
@@ -219,11 +219,11 @@ pub(crate) fn dtype(text: &str) -> Parsed<Dtype> {
         "INT64" => "I64",
         other => other,
     };
-    match Dtype::from_safetensors(name) {
+    match StoredDtype::from_safetensors(name) {
         quantised if element_bits(&quantised).is_some() => Ok(quantised),
-        Dtype::Unknown(_) => {
+        StoredDtype::Unknown(_) => {
             let quantised = QUANTISED.iter().map(|(name, ..)| *name);
-            let names: Vec<_> = Dtype::ALL.iter().map(Dtype::name).chain(quantised).collect();
+            let names: Vec<_> = Dtype::ALL.iter().map(|dtype| dtype.name()).chain(quantised).collect();
             Err(format!("element types are {}", names.join(", ")))
         }
         known => Ok(known),
@@ -251,7 +251,7 @@ pub(crate) fn scales(text: &str) -> Parsed<Scales> {
     let (block, of_type) = named(text).ok_or_else(wanted)?;
     let sides = block.split(['x', 'X']).map(|side| side.trim().parse::<u64>().ok());
     let block = sides.reduce(|a, b| a?.checked_mul(b?)).flatten().filter(|&block| block > 0).ok_or_else(wanted)?;
-    Ok(Scales { block, dtype: dtype(of_type)? })
+    Ok(Scales { block, dtype: dtype(of_type)?.known().ok_or_else(wanted)? })
 }
 
 /// `12GB/s`, `disk=7GB/s`, `pcie4x16`, `disk=nvme-gen4`.
@@ -429,8 +429,8 @@ mod tests {
             assert!(parameters(zero).unwrap_err().contains("at least one"), "{zero}");
         }
         assert!(parameters("many").is_err() && parameters("B").is_err() && parameters("-1B").is_err());
-        assert_eq!(dtype("f16"), Ok(Dtype::F16));
-        assert_eq!(dtype("bfloat16"), Ok(Dtype::BF16));
+        assert_eq!(dtype("f16"), Ok(Dtype::F16.into()));
+        assert_eq!(dtype("bfloat16"), Ok(Dtype::BF16.into()));
         assert!(dtype("f17").unwrap_err().contains("BF16"));
     }
 
@@ -438,8 +438,8 @@ mod tests {
     fn parts_of_a_mixture() {
         let of = |copies, parameters, dtype| Ok(Part { copies, parameters, dtype });
         assert_eq!(part("70B"), of(1, 70_000_000_000, None));
-        assert_eq!(part("2B=bf16"), of(1, 2_000_000_000, Some(Dtype::BF16)));
-        assert_eq!(experts("8x5.6B=fp8"), of(8, 5_600_000_000, Some(Dtype::F8_E4M3)));
+        assert_eq!(part("2B=bf16"), of(1, 2_000_000_000, Some(Dtype::BF16.into())));
+        assert_eq!(experts("8x5.6B=fp8"), of(8, 5_600_000_000, Some(Dtype::F8_E4M3.into())));
         for wrong in ["", "=f16", "2B=", "2B=f17", "f16=2B"] {
             assert!(part(wrong).is_err(), "{wrong}");
         }

@@ -10,7 +10,7 @@ fn stored(tensors: &[(&str, &str, &[u64], u8)]) -> (TempDir, Checkpoint) {
     let (mut members, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, shape, byte) in tensors {
         let begin = data.len() as u64;
-        let len = Dtype::from_safetensors(dtype).tensor_bytes(shape).unwrap();
+        let len = StoredDtype::from_safetensors(dtype).tensor_bytes(shape).unwrap();
         data.extend(vec![*byte; len as usize]);
         members.push(entry(name, dtype, shape, begin, begin + len));
     }
@@ -22,7 +22,7 @@ fn stored(tensors: &[(&str, &str, &[u64], u8)]) -> (TempDir, Checkpoint) {
 
 fn spec(tensors: &[(&str, &str, &[u64])]) -> Spec {
     let tensor =
-        |dtype: &str, shape: &[u64]| SpecTensor { dtype: Dtype::from_safetensors(dtype), shape: shape.to_vec() };
+        |dtype: &str, shape: &[u64]| SpecTensor { dtype: StoredDtype::from_safetensors(dtype), shape: shape.to_vec() };
     Spec::new(tensors.iter().map(|(name, dtype, shape)| ((*name).to_owned(), tensor(dtype, shape))).collect())
 }
 

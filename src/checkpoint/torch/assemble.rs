@@ -13,7 +13,7 @@ use super::objects::Found;
 use crate::checkpoint::derived::{Change, Negate, Piece, Recipe, Storage};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::{TensorData, TensorInfo};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, StoredDtype};
 use crate::extent::{Extent, ShardIndex};
 
 /// What may be made of a file beyond a multiple of its own size, in bytes, and that multiple.
@@ -87,7 +87,8 @@ impl Assembly {
                 groups.entry((storage.offset, storage.len)).or_default().push(Arc::clone(&name));
             }
             let dense = &waiting.found.dense;
-            let dtype = dense.kind.dtype.clone().unwrap_or_else(|| Dtype::Unknown(dense.kind.name.into()));
+            let dtype =
+                dense.kind.dtype.map_or_else(|| StoredDtype::Unknown(dense.kind.name.into()), StoredDtype::Known);
             let shape = waiting.shape().into();
             out.tensors.push(TensorInfo { name, dtype, shape, data: TensorData::Whole(extent) });
         }

@@ -335,7 +335,7 @@ impl<'a> Gather<'a> {
         let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
         for Wanted { tensor, start, shape, place } in wanted {
             let (name, described) = self.description.tensors.get(tensor).ok_or(LOST)?;
-            let (name, dtype) = (name.clone(), described.dtype.clone());
+            let (name, dtype) = (name.clone(), described.dtype);
             // Two names of one item are one tensor.
             let key = (place.offset, place.len);
             let (shard, stored) = match items.get(&key) {
@@ -399,7 +399,7 @@ impl<'a> Gather<'a> {
                 pieces.iter().map(|(shard, stored, start)| Piece { shard: *shard, stored, start }).collect();
             match dcp::assemble(&pieces) {
                 Ok((shape, data)) if shape == described.shape => {
-                    let (dtype, shape) = (described.dtype.clone(), shape.into());
+                    let (dtype, shape) = (described.dtype.into(), shape.into());
                     tensors.push(TensorInfo { name: called.into(), dtype, shape, data });
                 }
                 Ok((shape, _)) => problems.push_tensor(name, || {

@@ -69,7 +69,7 @@ const ROWS: &[Row] = &[
 
 fn kind(row: &Row) -> Kind {
     let (names, _, dtype, bytes, numbers) = row;
-    Kind { name: names.first().copied().unwrap_or_default(), dtype: dtype.clone(), bytes: *bytes, numbers: *numbers }
+    Kind { name: names.first().copied().unwrap_or_default(), dtype: *dtype, bytes: *bytes, numbers: *numbers }
 }
 
 /// The element type that `torch` calls so.

@@ -57,6 +57,7 @@ use super::safetensors::RESERVED;
 use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorInfo, shard};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::setting::Setting;
 
 /// Bytes at the beginning of a file that are enough to recognise it.
 pub(crate) const BEGINNING: u64 = 1024;
@@ -147,7 +148,7 @@ impl Reader<'_> {
             Kind::Tar => unsupported(&tar::contents(window).map_err(|error| self.io(error))?),
             Kind::Pickle => unsupported(
                 "a plain pickle, not a file of torch.save: it holds no storages that could be loaded, and it is never \
-                 executed; `vramp audit` says what is in it",
+                 executed; an audit says what is in it",
             ),
         }
     }
@@ -308,7 +309,11 @@ impl Reader<'_> {
             }
             several => Err(Error::Request {
                 what: format!("{}: {} paths are called {key:?}", self.path.display(), several.len()),
-                hint: Some("without --key all tensors are there; choose among them with --include".into()),
+                hint: Some(format!(
+                    "without {} all tensors are there; choose among them with {}",
+                    Setting::Key,
+                    Setting::Include
+                )),
             }),
         }
     }

@@ -16,7 +16,7 @@ use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::rank_files::RankSet;
 use crate::checkpoint::safetensors::Stored;
 use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
-use crate::dtype::Dtype;
+use crate::dtype::StoredDtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, counted, quoted};
@@ -72,7 +72,7 @@ struct Whole {
     /// The first rank that has it, and its layout there.
     rank: u64,
     shape: Vec<u64>,
-    dtype: Option<Dtype>,
+    dtype: Option<StoredDtype>,
     layout: Layout,
     /// The ranks that have it.
     ranks: BTreeSet<u64>,

@@ -14,6 +14,7 @@ use crate::checkpoint::pickle::Id;
 use crate::checkpoint::skipped::WHOLE_MODEL;
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::setting::Setting;
 
 /// Unknown names that are told one by one.
 const MOST_SINGLE: usize = 3;
@@ -92,7 +93,7 @@ impl Reader<'_> {
         }
         let save = "; nothing was executed: save a state_dict (tensors and plain data only)";
         if inside.is_empty() {
-            return format!("{save}, or pass over unknown objects with --skip-unknown");
+            return format!("{save}, or pass over unknown objects with {}", Setting::SkipUnknown);
         }
         let names: Listed = inside.iter().map(|aside| format!("{} ({})", quoted(&aside.name), aside.why)).collect();
         let count = tensors(&mut inside.iter());

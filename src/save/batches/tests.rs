@@ -26,7 +26,7 @@ fn given(name: &'static str, dtype: Dtype, shape: &[u64], random: &mut Random) -
 fn write(path: &Path, tensors: &[Given]) {
     let input = |tensor: &'_ Given| Outline {
         name: tensor.name.into(),
-        dtype: tensor.dtype.clone(),
+        dtype: tensor.dtype,
         shape: tensor.shape.as_slice().into(),
     };
     let inputs: Vec<Input<'_>> =
@@ -66,7 +66,7 @@ fn tensors_larger_than_a_batch_arrive_whole() {
             let found = load(&out, &Options::default()).unwrap();
             for tensor in &tensors {
                 let found = found.tensor(tensor.name).unwrap();
-                assert_eq!((found.dtype(), found.shape()), (&tensor.dtype, tensor.shape.as_slice()), "{}", tensor.name);
+                assert_eq!((found.dtype(), found.shape()), (tensor.dtype, tensor.shape.as_slice()), "{}", tensor.name);
                 assert!(found.bytes().unwrap() == tensor.bytes, "{} in batches of {batch_bytes}", tensor.name);
             }
         }

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use vramp::dtype::Dtype;
+use vramp::dtype::{Dtype, StoredDtype};
 
 /// Weights of one element type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -12,7 +12,7 @@ pub struct Weights {
     /// Number of elements, of one copy.
     pub parameters: u64,
     /// Their type.
-    pub dtype: Dtype,
+    pub dtype: StoredDtype,
     /// How many times they are there: the number of experts, 1 for what is shared.
     pub copies: u64,
 }
@@ -48,14 +48,14 @@ pub const QUANTISED: [(&str, u64, u64, Dtype); 6] = [
     ("MXFP8", 8, 32, Dtype::F8_E8M0),
 ];
 
-/// Bits of an element, also of the types in [`QUANTISED`], which are [`Dtype::Unknown`] by their names there.
-pub fn element_bits(dtype: &Dtype) -> Option<u64> {
+/// Bits of an element, also of the types in [`QUANTISED`], which are [`StoredDtype::Unknown`] by their names there.
+pub fn element_bits(dtype: &StoredDtype) -> Option<u64> {
     let named = |name: &str| QUANTISED.iter().find(|(quantised, ..)| *quantised == name).map(|(_, bits, ..)| *bits);
     dtype.bits().or_else(|| named(dtype.name()))
 }
 
 /// Bytes of `parameters` weights of one element type. `None` for an unknown type or on overflow.
-pub fn size_of(parameters: u64, dtype: &Dtype) -> Option<u64> {
+pub fn size_of(parameters: u64, dtype: &StoredDtype) -> Option<u64> {
     element_bits(dtype).and_then(|bits| parameters.checked_mul(bits)).map(|bits| bits.div_ceil(8))
 }
 
@@ -68,7 +68,7 @@ pub fn size_of_all(parts: &[Weights], scales: Option<&Scales>) -> Option<Size> {
         let parameters = part.parameters.checked_mul(part.copies)?;
         let scale_bytes = match scales {
             Some(scales) if element_bits(&part.dtype)? <= 8 => {
-                size_of(blocks(parameters, scales.block)?, &scales.dtype)?
+                size_of(blocks(parameters, scales.block)?, &scales.dtype.into())?
             }
             _ => 0,
         };
@@ -88,20 +88,21 @@ fn blocks(parameters: u64, block: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn weights(parameters: u64, dtype: Dtype, copies: u64) -> Weights {
+    fn weights(parameters: u64, dtype: impl Into<StoredDtype>, copies: u64) -> Weights {
+        let dtype = dtype.into();
         Weights { parameters, dtype, copies }
     }
 
     #[test]
     fn packed_types_count_bits() {
-        assert_eq!(size_of(3, &Dtype::F4), Some(2));
-        assert_eq!(size_of(u64::MAX, &Dtype::F64), None);
+        assert_eq!(size_of(3, &Dtype::F4.into()), Some(2));
+        assert_eq!(size_of(u64::MAX, &Dtype::F64.into()), None);
         for (name, bytes) in [("INT4", 35), ("UINT4", 35), ("NF4", 35), ("MXFP4", 35), ("NVFP4", 35), ("MXFP8", 70)] {
-            let dtype = Dtype::from_safetensors(name);
+            let dtype = StoredDtype::from_safetensors(name);
             assert_eq!(size_of(70_000_000_000, &dtype), Some(bytes * 1_000_000_000), "{name}");
         }
         let scales = Scales { block: 32, dtype: Dtype::F8_E8M0 };
-        let size = size_of_all(&[weights(64, Dtype::from_safetensors("MXFP4"), 1)], Some(&scales)).unwrap();
+        let size = size_of_all(&[weights(64, StoredDtype::from_safetensors("MXFP4"), 1)], Some(&scales)).unwrap();
         assert_eq!((size.bytes, size.scale_bytes), (34, 2));
     }
 
@@ -125,7 +126,7 @@ mod tests {
     fn what_cannot_be_counted_is_none() {
         assert_eq!(size_of_all(&[weights(u64::MAX, Dtype::U8, 2)], None), None);
         assert_eq!(size_of_all(&[weights(1, Dtype::U8, 1)], Some(&Scales { block: 0, dtype: Dtype::F32 })), None);
-        assert_eq!(size_of_all(&[weights(1, Dtype::from_safetensors("NEW"), 1)], None), None);
+        assert_eq!(size_of_all(&[weights(1, StoredDtype::from_safetensors("NEW"), 1)], None), None);
         assert_eq!(size_of_all(&[], None), Some(Size::default()));
     }
 }
