@@ -39,11 +39,13 @@ pub enum Setting {
     TensorNames,
     /// The search for better options, which makes a profile.
     Tune,
+    /// The benchmark, which measures limits.
+    Bench,
 }
 
 impl Setting {
     /// All of them.
-    pub const ALL: [Setting; 15] = [
+    pub const ALL: [Setting; 16] = [
         Setting::Include,
         Setting::Exclude,
         Setting::Slices,
@@ -59,6 +61,7 @@ impl Setting {
         Setting::Staging,
         Setting::TensorNames,
         Setting::Tune,
+        Setting::Bench,
     ];
 
     /// Where the library has it.
@@ -79,6 +82,7 @@ impl Setting {
             Setting::Staging => "Options::staging",
             Setting::TensorNames => "Checkpoint::tensors",
             Setting::Tune => "vramp_bench::tune",
+            Setting::Bench => "vramp_bench::run",
         }
     }
 

@@ -146,6 +146,21 @@ fn the_library_reads_no_environment_and_prints_nothing() {
 }
 
 #[test]
+fn the_library_names_no_flag_of_the_program() {
+    for (path, text) in all_sources() {
+        let code = text.split("mod tests {").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            let flags = line.match_indices("--").filter(|(at, _)| {
+                let (before, after) = (line[..*at].chars().next_back(), line[at + 2..].chars().next());
+                after.is_some_and(|c| c.is_ascii_lowercase()) && before.is_none_or(|c| c == ' ' || c == '"' || c == '`')
+            });
+            // Docker's own flag is what a user of a container has to type.
+            assert!(flags.count() == 0 || line.contains("--gpus all"), "src/{}:{}: {line}", path.display(), number + 1);
+        }
+    }
+}
+
+#[test]
 fn only_durable_renames_syncs_and_removes() {
     for (path, text) in all_sources() {
         let room = room_of(&path);

@@ -19,6 +19,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::os;
 use crate::report::{Bound, Measured, Report, Stage, utc};
+use crate::setting::Setting;
 
 /// The version of the file's form.
 const VERSION: u32 = 1;
@@ -328,5 +329,5 @@ fn as_f64(bytes: u64) -> f64 {
 
 fn refused(path: &Path, what: &str) -> Error {
     let what = format!("the limits {} are refused: {what}", path.display());
-    Error::Request { what, hint: Some("`vramp bench PATH` measures and writes them".to_owned()) }
+    Error::Request { what, hint: Some(format!("{} measures and writes them", Setting::Bench)) }
 }

@@ -88,7 +88,8 @@ impl Reader<'_> {
             let whole = if several { "whole models, torch.save(model)" } else { WHOLE_MODEL };
             return format!(
                 "; {whole}: {count} inside{at}; nothing was executed: save model.state_dict() instead, or pass over unknown objects \
-                 with --skip-unknown{choose} to read the parameters and buffers"
+                 with {}{choose} to read the parameters and buffers",
+                Setting::SkipUnknown
             );
         }
         let save = "; nothing was executed: save a state_dict (tensors and plain data only)";
