@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let selected = checkpoint.select(&selection)?;
     let mut loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
     for round in 1..=2 {
-        let prepared = loader.prepare(&checkpoint, &selected)?;
+        let prepared = loader.prepare(checkpoint.clone(), &selected)?;
         print!("{}", prepared.plan);
-        let loaded = loader.load(&checkpoint, &prepared)?;
+        let loaded = loader.load(&prepared)?;
         println!("round {round}: {:.2} GB/s, routes {:?}", loaded.report.gb_per_s, loaded.report.routes);
     }
     Ok(())

@@ -17,8 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open(&path)?;
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
-    let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default())?)?;
-    let loading = loader.start(checkpoint, prepared);
+    let selected = checkpoint.select(&Selection::default())?;
+    let prepared = loader.prepare(checkpoint, &selected)?;
+    let loading = loader.start(prepared);
     let tensor = loading.wait(&name)?;
     println!("{tensor:?} after {:.3} s", started.elapsed().as_secs_f64());
     let (_loader, loaded) = loading.finish()?;

@@ -6,7 +6,6 @@
 
 #![allow(clippy::print_stdout)] // examples print
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vramp::checkpoint::{Checkpoint, Selection};
@@ -20,30 +19,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("there is no GPU here");
         return Ok(());
     };
-    let mut loader = Loader::new(Arc::new(device.clone()), TransferOptions::default());
+    let mut loader = Loader::new(Arc::new(device), TransferOptions::default());
 
     let checkpoint = Checkpoint::open(old)?;
-    let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default())?)?;
-    let serving = loader.load(&checkpoint, &prepared)?;
+    let selected = checkpoint.select(&Selection::default())?;
+    let serving = loader.load(&loader.prepare(checkpoint, &selected)?)?;
     for tensor in serving.tensors().iter().take(3) {
         println!("{} {:?} at {:#x?}", tensor.name(), tensor.shape(), tensor.address());
     }
 
-    // The places of the serving model's tensors, counted from the first of them. A tensor without elements has no address.
-    let addresses = || serving.tensors().iter().filter_map(|tensor| Some((tensor.address()?, tensor.byte_len())));
-    let base = addresses().map(|(address, _)| address).min().ok_or("no tensors")?;
-    let end = addresses().map(|(address, len)| address + len).max().unwrap_or(base);
-    let place = |tensor: &vramp::tensor::Tensor| tensor.address().map_or(0, |address| address - base);
-    let places: BTreeMap<Arc<str>, u64> =
-        serving.tensors().iter().map(|tensor| (tensor.name().into(), place(tensor))).collect();
-
+    // The new tensors go to the places of the old ones.
     let checkpoint = Checkpoint::open(new)?;
-    let prepared = loader.prepare_into(&checkpoint, &checkpoint.select(&Selection::default())?, &places)?;
-    // Here a server lets its running requests end: from now until `load_into` returns nobody may use the weights.
-    // SAFETY: the memory is that of `serving`, which is kept alive with it, and nothing else uses it now.
-    #[allow(unsafe_code)]
-    let memory = unsafe { device.memory_at(base, end - base, Arc::new(serving)) };
-    let swapped = loader.load_into(&checkpoint, &prepared, memory)?;
+    let selected = checkpoint.select(&Selection::default())?;
+    let prepared = loader.prepare_into(checkpoint, &selected, &serving.places())?;
+    // Here a server lets its running requests end. A tensor that is still used somewhere keeps the memory, and this is an error.
+    let memory = serving.into_arena().map_err(|_| "the old tensors are still in use")?;
+    let swapped = loader.load_into(&prepared, memory)?;
     println!("swapped {} tensors in {:.3} s", swapped.tensors().len(), swapped.report.seconds);
     Ok(())
 }

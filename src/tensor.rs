@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 /// Bytes that are read back at a time for hashing.
 const READ_BACK_BYTES: usize = 1 << 20;
 
+/// Name, type and shape.
+pub(crate) type Described = (Arc<str>, Dtype, Arc<[u64]>);
+
 /// A tensor in memory. Cloning is cheap and shares the memory; `Send` and `Sync`.
 #[derive(Clone)]
 pub struct Tensor {
@@ -147,6 +150,11 @@ impl Tensor {
     /// The device's own address of the first element, where it has addresses (a `CUdeviceptr`).
     pub fn address(&self) -> Option<u64> {
         self.view.address()
+    }
+
+    /// What describes it, and where it lies.
+    pub(crate) fn into_parts(self) -> (Described, View) {
+        ((self.name, self.dtype, self.shape), self.view)
     }
 
     /// Where the bytes lie in their arena.

@@ -160,8 +160,8 @@ impl Sample {
         let convert = Some(Convert { to: self.to, allow_overflow: true });
         let mut loader = Loader::new(device, TransferOptions { convert, staging, ..TransferOptions::default() });
         let selected = self.checkpoint.select(&self.selection)?;
-        let prepared = loader.prepare(&self.checkpoint, &selected)?;
-        loader.load(&self.checkpoint, &prepared)
+        let prepared = loader.prepare(self.checkpoint.clone(), &selected)?;
+        loader.load(&prepared)
     }
 
     /// Demands that `loaded` is what it must be.
@@ -218,8 +218,8 @@ fn values(folder: &Path, values: &[(&str, &[f32])]) -> Checkpoint {
 fn load_values(checkpoint: &Checkpoint, device: Arc<dyn Device>, convert: Convert) -> vramp::Result<Loaded> {
     let options = TransferOptions { convert: Some(convert), ..TransferOptions::default() };
     let mut loader = Loader::new(device, options);
-    let prepared = loader.prepare(checkpoint, &checkpoint.select(&Selection::default())?)?;
-    loader.load(checkpoint, &prepared)
+    let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default())?)?;
+    loader.load(&prepared)
 }
 
 /// Numbers that the type does not reach are counted by tensor, on any device.
@@ -381,8 +381,8 @@ fn a_scale_that_a_cast_would_ignore_is_refused_by_name() {
         );
         // As stored there is nothing to ignore.
         let mut loader = Loader::new(Arc::new(CpuDevice::new()) as Arc<dyn Device>, TransferOptions::default());
-        let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
-        assert_eq!(loader.load(&checkpoint, &prepared).unwrap().tensors().len(), tensors.len());
+        let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();
+        assert_eq!(loader.load(&prepared).unwrap().tensors().len(), tensors.len());
     }
 }
 
@@ -437,21 +437,47 @@ fn a_load_into_places_that_exist_leaves_the_rest_alone() {
     let mut loader = Loader::new(Arc::clone(&device) as Arc<dyn Device>, TransferOptions::default());
     let selected = checkpoint.select(&Selection::default()).unwrap();
     let places: BTreeMap<Arc<str>, u64> = [("a".into(), 64), ("b".into(), 4)].into();
-    let prepared = loader.prepare_into(&checkpoint, &selected, &places).unwrap();
-    let loaded = loader.load_into(&checkpoint, &prepared, device.alloc(100).unwrap()).unwrap();
+    let prepared = loader.prepare_into(checkpoint.clone(), &selected, &places).unwrap();
+    let loaded = loader.load_into(&prepared, device.alloc(100).unwrap()).unwrap();
     assert_eq!(loaded.tensor("a").unwrap().as_slice::<f32>().unwrap(), [1.0, 2.0]);
     assert_eq!(loaded.tensor("a").unwrap().view().range(), 64..72);
     assert_eq!(loaded.tensor("b").unwrap().view().range(), 4..8);
     let refuse = |places: &[(&str, u64)], word: &str| {
         let places = places.iter().map(|(name, place)| (Arc::from(*name), *place)).collect();
-        let error = loader.prepare_into(&checkpoint, &selected, &places).unwrap_err();
+        let error = loader.prepare_into(checkpoint.clone(), &selected, &places).unwrap_err();
         assert!(matches!(error, Error::Request { .. }) && error.to_string().contains(word), "{word}: {error}");
     };
     refuse(&[("a", 0)], "\"b\"");
     refuse(&[("a", 0), ("b", 4)], "\"a\" ends at byte 8");
     refuse(&[("a", 2), ("b", 12)], "4-byte elements");
-    let error = loader.load_into(&checkpoint, &prepared, device.alloc(71).unwrap()).unwrap_err();
+    let error = loader.load_into(&prepared, device.alloc(71).unwrap()).unwrap_err();
     assert!(error.to_string().contains("71 bytes") && error.to_string().contains("byte 72"), "{error}");
+}
+
+#[test]
+fn weights_are_loaded_over_the_old_ones_by_their_only_owner() {
+    let (old_folder, new_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let old = values(old_folder.path(), &[("a", &[1.0, 2.0]), ("b", &[3.0]), ("none", &[])]);
+    let new = values(new_folder.path(), &[("a", &[4.0, 5.0]), ("b", &[6.0]), ("none", &[])]);
+    let mut loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
+    let all = |checkpoint: &Checkpoint| checkpoint.select(&Selection::default()).unwrap();
+    let selected = all(&old);
+    let serving = loader.load(&loader.prepare(old, &selected).unwrap()).unwrap();
+    let selected = all(&new);
+    let prepared = loader.prepare_into(new, &selected, &serving.places()).unwrap();
+    let used = serving.tensor("b").unwrap().clone();
+    let serving = serving.into_arena().map(drop).expect_err("a tensor is still used");
+    assert_eq!(serving.tensor("a").unwrap().as_slice::<f32>().unwrap(), [1.0, 2.0], "nothing is lost");
+    let filled = |loaded: &Loaded| -> Vec<*const u8> {
+        let filled = loaded.tensors().iter().filter(|tensor| !tensor.is_empty());
+        filled.map(|tensor| tensor.bytes().unwrap().as_ptr()).collect()
+    };
+    let places = filled(&serving);
+    drop(used);
+    let swapped = loader.load_into(&prepared, serving.into_arena().unwrap()).unwrap();
+    assert_eq!(swapped.tensor("a").unwrap().as_slice::<f32>().unwrap(), [4.0, 5.0]);
+    assert_eq!(swapped.tensor("b").unwrap().as_slice::<f32>().unwrap(), [6.0]);
+    assert_eq!(filled(&swapped), places);
 }
 
 #[test]
@@ -462,8 +488,8 @@ fn a_tensor_without_elements_may_lie_anywhere() {
     let mut loader = Loader::new(Arc::clone(&device) as Arc<dyn Device>, TransferOptions::default());
     let selected = checkpoint.select(&Selection::default()).unwrap();
     let places: BTreeMap<Arc<str>, u64> = [("a".into(), 64), ("none".into(), 68), ("nothing".into(), 1 << 40)].into();
-    let prepared = loader.prepare_into(&checkpoint, &selected, &places).unwrap();
-    let loaded = loader.load_into(&checkpoint, &prepared, device.alloc(72).unwrap()).unwrap();
+    let prepared = loader.prepare_into(checkpoint.clone(), &selected, &places).unwrap();
+    let loaded = loader.load_into(&prepared, device.alloc(72).unwrap()).unwrap();
     assert_eq!(loaded.tensor("a").unwrap().as_slice::<f32>().unwrap(), [1.0, 2.0]);
     assert!(loaded.tensor("none").unwrap().is_empty() && loaded.tensor("nothing").unwrap().is_empty());
 }
@@ -557,7 +583,7 @@ fn memory_of_another_device_is_refused() {
     let checkpoint = values(folder.path(), &[("a", &[1.0, 2.0])]);
     let mut loader = Loader::new(Arc::new(LazyDevice::new(1)), TransferOptions::default());
     let selected = checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare_into(&checkpoint, &selected, &[("a".into(), 0)].into()).unwrap();
-    let error = loader.load_into(&checkpoint, &prepared, CpuDevice::new().alloc(100).unwrap()).unwrap_err();
+    let prepared = loader.prepare_into(checkpoint.clone(), &selected, &[("a".into(), 0)].into()).unwrap();
+    let error = loader.load_into(&prepared, CpuDevice::new().alloc(100).unwrap()).unwrap_err();
     assert!(error.to_string().contains("cpu") && error.to_string().contains("lazy"), "{error}");
 }

@@ -72,8 +72,8 @@ fn load_while_harmed(made: &Folder, harm: Harm, steps: u64, route: RouteChoice, 
     let load = || {
         let checkpoint = Checkpoint::open(made.path())?;
         let selected = checkpoint.select(&Selection::default())?;
-        let prepared = loader.prepare(&checkpoint, &selected)?;
-        loader.load(&checkpoint, &prepared)
+        let prepared = loader.prepare(checkpoint.clone(), &selected)?;
+        loader.load(&prepared)
     };
     let mut load = load;
     match load() {
@@ -133,9 +133,9 @@ fn the_error_names_the_file_and_what_happened() {
     let options = TransferOptions { observer: Some(saboteur(Harm::Truncate)), ..TransferOptions::default() };
     let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
     let checkpoint = Checkpoint::open(made.path()).unwrap();
-    let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
+    let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();
     let before = fs::metadata(&made.shards[0]).unwrap().len();
-    let error = loader.load(&checkpoint, &prepared).unwrap_err();
+    let error = loader.load(&prepared).unwrap_err();
     let message = error.to_string();
     assert!(message.contains("model.safetensors") && message.contains(&before.to_string()), "{message}");
     assert!(message.contains(&(before / 3).to_string()), "{message}");

@@ -37,8 +37,8 @@ fn loader(device: &DirectDevice, options: TransferOptions, synthetic: &Synthetic
 
 fn load(loader: &mut Loader, synthetic: &Synthetic) -> Result<(Loaded, LoadPlan)> {
     let selected = synthetic.checkpoint.select(&Selection::default())?;
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected)?;
-    Ok((loader.load(&synthetic.checkpoint, &prepared)?, prepared.plan))
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected)?;
+    Ok((loader.load(&prepared)?, prepared.plan))
 }
 
 fn assert_same(loaded: &Loaded, synthetic: &Synthetic, what: &str) {
@@ -205,8 +205,8 @@ fn memory_that_exists_is_filled_by_way_of_the_host() {
         places.insert(Arc::clone(name), next);
         next += (bytes.len() as u64).next_multiple_of(256);
     }
-    let prepared = loader.prepare_into(&synthetic.checkpoint, &selected, &places).unwrap();
-    let loaded = loader.load_into(&synthetic.checkpoint, &prepared, device.alloc(next).unwrap()).unwrap();
+    let prepared = loader.prepare_into(synthetic.checkpoint.clone(), &selected, &places).unwrap();
+    let loaded = loader.load_into(&prepared, device.alloc(next).unwrap()).unwrap();
     assert_same(&loaded, &synthetic, "into memory that exists");
     assert_eq!(device.reads(), 0);
 }

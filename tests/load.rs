@@ -31,8 +31,8 @@ fn tight(seed: u64) -> TransferOptions {
 
 fn load_with(loader: &mut Loader, synthetic: &Synthetic) -> Result<Loaded> {
     let selected = synthetic.checkpoint.select(&Selection::default())?;
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected)?;
-    loader.load(&synthetic.checkpoint, &prepared)
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected)?;
+    loader.load(&prepared)
 }
 
 fn loader(device: Arc<dyn Device>, options: TransferOptions, synthetic: &Synthetic) -> Loader {
@@ -340,8 +340,8 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
         let options = TransferOptions { queue: threads, ..TransferOptions::default() };
         let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loading = loader.start(synthetic.checkpoint.clone(), prepared);
+        let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+        let loading = loader.start(prepared);
         for name in ready {
             assert!(loading.wait(&name).unwrap().bytes().unwrap() == synthetic.expected[&name]);
         }
@@ -363,8 +363,8 @@ fn dropping_a_load_leaves_the_switch_of_its_options_alone() {
         let options = TransferOptions::default();
         let first = loader(Arc::new(CpuDevice::new()), options.clone(), &synthetic);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = first.prepare(&synthetic.checkpoint, &selected).unwrap();
-        drop(first.start(synthetic.checkpoint.clone(), prepared));
+        let prepared = first.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+        drop(first.start(prepared));
         assert!(!options.cancel.is_cancelled());
         assert_same(
             &load_with(&mut loader(Arc::new(CpuDevice::new()), options, &synthetic), &synthetic).unwrap(),
@@ -393,8 +393,8 @@ fn a_load_that_panics_ends_for_those_who_wait_for_it() {
         let options = TransferOptions { observer: Some(Arc::new(Clumsy)), ..TransferOptions::default() };
         let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loading = loader.start(synthetic.checkpoint.clone(), prepared);
+        let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+        let loading = loader.start(prepared);
         let (name, _) = synthetic.expected.iter().find(|(_, bytes)| !bytes.is_empty()).unwrap();
         assert!(matches!(loading.wait(name), Err(Error::Cancelled)));
         assert!(matches!(loading.finish(), Err(Error::Poisoned { .. })));
@@ -408,8 +408,8 @@ fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
         for _ in 0..20 {
             let loader = loader(Arc::new(LazyDevice::new(3)), tight(9), &synthetic);
             let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-            let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-            drop(loader.start(synthetic.checkpoint.clone(), prepared));
+            let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+            drop(loader.start(prepared));
         }
     });
 }

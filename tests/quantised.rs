@@ -51,8 +51,8 @@ fn load_part(
     options: TransferOptions,
 ) -> Loaded {
     let mut loader = Loader::new(Arc::clone(device), options);
-    let prepared = loader.prepare(checkpoint, &checkpoint.select(selection).unwrap()).unwrap();
-    loader.load(checkpoint, &prepared).unwrap()
+    let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(selection).unwrap()).unwrap();
+    loader.load(&prepared).unwrap()
 }
 
 fn load(checkpoint: &Checkpoint, to: Float) -> Loaded {
@@ -496,7 +496,7 @@ fn a_weight_whose_bare_name_is_taken_keeps_its_own_or_is_refused() {
     let checkpoint = write(folder.path(), &stripped, &json!({}), json!({}));
     let selection = Selection { strip_prefix: vec!["m.".to_owned()], ..Selection::default() };
     let loader = Loader::new(cpu(), options(Float::BF16, None));
-    let error = loader.prepare(&checkpoint, &checkpoint.select(&selection).unwrap()).unwrap_err();
+    let error = loader.prepare(checkpoint.clone(), &checkpoint.select(&selection).unwrap()).unwrap_err();
     assert!(matches!(error, Error::Request { .. }), "{error}");
     assert!(error.to_string().contains("\"l.weight_packed\" is called \"l.weight\""), "{error}");
 }
@@ -521,7 +521,7 @@ fn every_spelling_that_says_scale_is_applied_or_refused() {
         ];
         let checkpoint = write(folder.path(), &tensors, &json!({}), json!({}));
         let loader = Loader::new(cpu(), options(Float::BF16, None));
-        let error = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap_err();
+        let error = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { tensor: Some(of), .. } if of == "l.weight"), "{name}: {error}");
         assert!(error.to_string().contains(name), "{name}: {error}");
     }
@@ -551,7 +551,7 @@ fn exponents_in_bytes_are_taken_for_such_only_where_something_says_so() {
     let prepare = |config: &Value| {
         let checkpoint = write(folder.path(), &tensors, config, json!({}));
         let loader = Loader::new(cpu(), options(Float::BF16, None));
-        loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap())
+        loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap())
     };
     let error = prepare(&json!({"quant_method": "fp8"})).unwrap_err().to_string();
     assert!(error.contains("l.weight_scale_inv") && error.contains("E8M0"), "{error}");

@@ -182,8 +182,8 @@ proptest! {
         let options = TransferOptions { route, ..TransferOptions::default() };
         let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
         let selected = checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&checkpoint, &selected).unwrap();
-        let loaded = loader.load(&checkpoint, &prepared).unwrap();
+        let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
+        let loaded = loader.load(&prepared).unwrap();
         for (at, view) in views.iter().enumerate() {
             let (_, width) = CLASSES[view.storage];
             let tensor = loaded.tensor(&format!("t{at}")).unwrap();
@@ -258,7 +258,7 @@ fn a_file_that_changed_since_it_was_opened_is_refused_also_for_what_is_made() {
     let selected = checkpoint.select(&Selection::default()).unwrap();
     std::fs::write(&path, archive(&state_dict(&[("a", one())]), &[("0", &data(4))])).unwrap();
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
-    assert_eq!(loader.prepare(&checkpoint, &selected).unwrap_err().kind().as_str(), "changed");
+    assert_eq!(loader.prepare(checkpoint.clone(), &selected).unwrap_err().kind().as_str(), "changed");
 }
 
 #[test]

@@ -44,10 +44,10 @@ impl Told {
     fn of(loader: &mut Loader, notes: &Notes, checkpoint: &Checkpoint) -> Told {
         notes.events.lock().unwrap().clear();
         let selected = checkpoint.select(&Selection::default()).unwrap();
-        let mut prepared = loader.prepare(checkpoint, &selected).unwrap();
+        let mut prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
         prepared.open_seconds = 0.25;
         let began = Instant::now();
-        let outcome = loader.load(checkpoint, &prepared).map(|loaded| loaded.report);
+        let outcome = loader.load(&prepared).map(|loaded| loaded.report);
         let seconds = began.elapsed().as_secs_f64() + prepared.open_seconds + prepared.plan_seconds;
         let events = notes.events.lock().unwrap().clone();
         Told { events, plan: prepared.plan, seconds, outcome }

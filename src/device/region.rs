@@ -280,6 +280,20 @@ impl Written {
 }
 
 impl View {
+    /// The arena that `views` are of, whole and free to be carved again. `None`, and nothing happens, where they are of several
+    /// arenas, or another view, region or [`Written`] of theirs still exists.
+    pub(crate) fn into_arena(views: &mut Vec<View>) -> Option<Arena> {
+        let first = views.first()?;
+        let of_one = views.iter().all(|view| Arc::ptr_eq(&view.shared, &first.shared));
+        if !of_one || Arc::strong_count(&first.shared) != views.len() {
+            return None;
+        }
+        // All references are here, so none can be made elsewhere meanwhile.
+        let shared = Arc::clone(&first.shared);
+        views.clear();
+        Arc::into_inner(shared).map(|shared| Arena { backing: shared.backing })
+    }
+
     /// The range of the arena, in bytes.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
@@ -477,6 +491,26 @@ mod tests {
         }
         regions.into_iter().for_each(Region::finish);
         assert_eq!(written.view(0..10).unwrap().bytes().unwrap(), &[0, 0, 0, 0, 0, 7, 8, 0, 0, 0]);
+    }
+
+    #[test]
+    fn an_arena_comes_back_from_the_last_of_its_views_only() {
+        let (regions, written) = arena(8).carve(&[0..4, 4..8]).unwrap();
+        regions.into_iter().for_each(Region::finish);
+        let mut views = vec![written.view(0..4).unwrap(), written.view(4..8).unwrap()];
+        assert!(View::into_arena(&mut views).is_none() && views.len() == 2, "`written` could make another view");
+        drop(written);
+        let clone = views[0].clone();
+        assert!(View::into_arena(&mut views).is_none() && views.len() == 2);
+        drop(clone);
+        let (others, written) = arena(8).carve(&[]).unwrap();
+        views.push(written.view(0..8).unwrap());
+        assert!(others.is_empty() && View::into_arena(&mut views).is_none() && views.len() == 3, "of two arenas");
+        views.pop();
+        let arena = View::into_arena(&mut views).unwrap();
+        assert!(views.is_empty() && arena.len() == 8);
+        assert_eq!(arena.carve(std::slice::from_ref(&(2..6))).unwrap().0[0].len(), 4);
+        assert!(View::into_arena(&mut Vec::new()).is_none());
     }
 
     #[test]

@@ -52,7 +52,7 @@ use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Shard, TensorInfo, no_tensor, runs_within, scaled_names,
 };
 use crate::convert::{Float, Table};
-use crate::device::{Arena, Device, Region, Stream, StreamNeeds, Written};
+use crate::device::{Arena, Device, Region, Stream, StreamNeeds, View, Written};
 use crate::dtype::Dtype;
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::{align_down, align_up};
@@ -132,9 +132,11 @@ pub struct Loaded {
     pub(crate) overflows: Vec<(String, u64)>,
 }
 
-/// A plan with what was learned while making it.
+/// A plan, the checkpoint that it loads, and what was learned while making it.
 #[derive(Debug, Clone)]
 pub struct Prepared {
+    /// What is loaded. A plan fits no other checkpoint, so it keeps its own.
+    checkpoint: Arc<Checkpoint>,
     /// The plan.
     pub plan: LoadPlan,
     /// What a person should know of the conversion.
@@ -151,6 +153,13 @@ pub struct Prepared {
     pub plan_seconds: f64,
 }
 
+impl Prepared {
+    /// The checkpoint that is loaded.
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+}
+
 /// Loads a checkpoint: the paved road.
 ///
 /// # Errors
@@ -159,14 +168,14 @@ pub struct Prepared {
 /// shared mapping shows in none of these and is not seen, whatever the route.
 pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Loaded> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_with(path, &options.open)?;
+    let checkpoint = Arc::new(Checkpoint::open_with(path, &options.open)?);
     let open_seconds = started.elapsed().as_secs_f64();
     let mut loader = Loader::new(Arc::clone(&options.device), options.transfer());
     let planning = Instant::now();
     let selected = checkpoint.select(&options.selection)?;
-    let prepared = loader.prepare(&checkpoint, &selected)?;
+    let prepared = loader.prepare(checkpoint, &selected)?;
     let plan_seconds = planning.elapsed().as_secs_f64();
-    loader.load(&checkpoint, &Prepared { open_seconds, plan_seconds, ..prepared })
+    loader.load(&Prepared { open_seconds, plan_seconds, ..prepared })
 }
 
 impl Cancel {
@@ -201,6 +210,25 @@ impl Loaded {
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
+
+    /// The first byte of each tensor in the memory that they lie in, for [`Loader::prepare_into`].
+    pub fn places(&self) -> BTreeMap<Arc<str>, u64> {
+        self.tensors.iter().map(|tensor| (tensor.name().into(), tensor.view().range().start)).collect()
+    }
+
+    /// The memory that the tensors lie in, so that [`Loader::load_into`] can load others over them.
+    ///
+    /// # Errors
+    /// The load as it was, where a tensor or view of it still exists elsewhere, or it has no tensor.
+    pub fn into_arena(mut self) -> Result<Arena, Box<Loaded>> {
+        let tensors = std::mem::take(&mut self.tensors);
+        let (described, mut views): (Vec<_>, Vec<_>) = tensors.into_iter().map(Tensor::into_parts).unzip();
+        View::into_arena(&mut views).ok_or_else(|| {
+            let parts = described.into_iter().zip(views);
+            self.tensors = parts.map(|((name, dtype, shape), view)| Tensor::new(name, dtype, shape, view)).collect();
+            Box::new(self)
+        })
+    }
 }
 
 fn not_loaded<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Error {
@@ -225,12 +253,12 @@ type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQu
 /// let selected = checkpoint.select(&Selection::default())?;
 /// let mut loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
 ///
-/// let prepared = loader.prepare(&checkpoint, &selected)?; // headers and the page cache were looked at, nothing was read
+/// let prepared = loader.prepare(checkpoint, &selected)?; // headers and the page cache were looked at, nothing was read
 /// println!("{}", prepared.plan);
-/// let loaded = loader.load(&checkpoint, &prepared)?;
+/// let loaded = loader.load(&prepared)?;
 /// assert_eq!(loaded.tensor("a")?.as_slice::<u8>()?, [1, 2, 3, 4]);
 ///
-/// let loading = loader.start(checkpoint, prepared); // again, on a thread of its own
+/// let loading = loader.start(prepared); // again, on a thread of its own
 /// let early = loading.wait("b")?; // there before the rest may be
 /// let (_loader, loaded) = loading.finish()?;
 /// assert_eq!(early.as_slice::<u8>()?, loaded.tensor("b")?.as_slice::<u8>()?);
@@ -281,19 +309,19 @@ impl Loader {
     ///
     /// # Errors
     /// When a tensor cannot be loaded (unknown element type), a file is gone, or the plan does not fit the options.
-    pub fn prepare(&self, checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared> {
-        self.prepare_with(checkpoint, selected, None, None)
+    pub fn prepare(&self, checkpoint: impl Into<Arc<Checkpoint>>, selected: &[Selected]) -> Result<Prepared> {
+        self.prepare_with(checkpoint.into(), selected, None, None)
     }
 
     /// The same for a part of one tensor: the elements in `part`, a range of the bytes that it has as stored, row-major, after
     /// slicing. It cuts no element in two. What is loaded has the name and the type of the tensor, and one dimension.
     pub(crate) fn prepare_part(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &Arc<Checkpoint>,
         selected: &Selected,
         part: &Range<u64>,
     ) -> Result<Prepared> {
-        self.prepare_with(checkpoint, std::slice::from_ref(selected), None, Some(part))
+        self.prepare_with(Arc::clone(checkpoint), std::slice::from_ref(selected), None, Some(part))
     }
 
     /// The same, for [`Loader::load_into`]: `places` has the first byte of each selected tensor, counted from the start of
@@ -303,24 +331,24 @@ impl Loader {
     /// As [`Loader::prepare`]; and when a tensor has no place, lies misaligned for its type, or would lie over another.
     pub fn prepare_into(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: impl Into<Arc<Checkpoint>>,
         selected: &[Selected],
         places: &BTreeMap<Arc<str>, u64>,
     ) -> Result<Prepared> {
-        self.prepare_with(checkpoint, selected, Some(places), None)
+        self.prepare_with(checkpoint.into(), selected, Some(places), None)
     }
 
     fn prepare_with(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: Arc<Checkpoint>,
         selected: &[Selected],
         places: Option<&BTreeMap<Arc<str>, u64>>,
         part: Option<&Range<u64>>,
     ) -> Result<Prepared> {
         let started = Instant::now();
         checkpoint.require_known_dtypes(selected)?;
-        let casts = self.casts(checkpoint, selected)?;
-        let mut wanted = wanted(checkpoint, &casts, places)?;
+        let casts = self.casts(&checkpoint, selected)?;
+        let mut wanted = wanted(&checkpoint, &casts, places)?;
         if let Some(part) = part {
             wanted.iter_mut().for_each(|tensor| cut_to(tensor, part));
         }
@@ -344,18 +372,19 @@ impl Loader {
         if self.options.route == RouteChoice::Direct {
             self.note_small_reads(&plan, &facts);
         }
-        let plan = LoadPlan { scales: scale_tables(checkpoint, &casts), ..plan };
+        let plan = LoadPlan { scales: scale_tables(&checkpoint, &casts), ..plan };
         let cache = Cache { resident_before, file_bytes };
         let plan_seconds = started.elapsed().as_secs_f64();
-        Ok(Prepared { plan, warnings: casts.warnings, cache, file_system, volume, open_seconds: 0.0, plan_seconds })
+        let warnings = casts.warnings;
+        Ok(Prepared { checkpoint, plan, warnings, cache, file_system, volume, open_seconds: 0.0, plan_seconds })
     }
 
     /// Carries a plan out.
     ///
     /// # Errors
     /// The first thing that went wrong; everything in flight has been drained and everything allocated released.
-    pub fn load(&mut self, checkpoint: &Checkpoint, prepared: &Prepared) -> Result<Loaded> {
-        self.carry_out(checkpoint, prepared, None, None)
+    pub fn load(&mut self, prepared: &Prepared) -> Result<Loaded> {
+        self.carry_out(prepared, None, None)
     }
 
     /// Carries a plan out in memory that exists already, where [`Loader::prepare_into`] has put the tensors: the addresses
@@ -364,7 +393,7 @@ impl Loader {
     ///
     /// # Errors
     /// As [`Loader::load`]; and when the memory is another device's, too small for the plan, or a tensor's address is misaligned for its type.
-    pub fn load_into(&mut self, checkpoint: &Checkpoint, prepared: &Prepared, arena: Arena) -> Result<Loaded> {
+    pub fn load_into(&mut self, prepared: &Prepared, arena: Arena) -> Result<Loaded> {
         let (needed, found) = (prepared.plan.arena_bytes, arena.len());
         if found < needed {
             let what = format!("the memory to load into has {found} bytes; the last tensor ends at byte {needed}");
@@ -384,18 +413,18 @@ impl Loader {
                 return Err(Error::Request { what, hint: None });
             }
         }
-        self.carry_out(checkpoint, prepared, Some(arena), None)
+        self.carry_out(prepared, Some(arena), None)
     }
 
     /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there. Where the
     /// machine gives no thread, the load is over when this returns.
-    pub fn start(self, checkpoint: Checkpoint, prepared: Prepared) -> Loading {
+    pub fn start(self, prepared: Prepared) -> Loading {
         let readiness = Arc::new(Readiness::new(&prepared.plan));
         let shared = Arc::clone(&readiness);
         let work = move || {
             let _ending = Ending(&shared);
             let mut loader = self;
-            let loaded = loader.carry_out(&checkpoint, &prepared, None, Some(&shared))?;
+            let loaded = loader.carry_out(&prepared, None, Some(&shared))?;
             Ok((loader, loaded))
         };
         Loading::begin(readiness, work)
@@ -403,12 +432,11 @@ impl Loader {
 
     fn carry_out(
         &mut self,
-        checkpoint: &Checkpoint,
         prepared: &Prepared,
         arena: Option<Arena>,
         readiness: Option<&Readiness>,
     ) -> Result<Loaded> {
-        let plan = &prepared.plan;
+        let (plan, checkpoint) = (&prepared.plan, &*prepared.checkpoint);
         if let Some(observer) = &self.options.observer {
             observer.planned(plan);
         }
@@ -727,8 +755,8 @@ mod tests {
             let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
             let loader = loader.with_storage(Arc::new(storage));
             let selected = checkpoint.select(&Selection::default()).unwrap();
-            let prepared = loader.prepare(&checkpoint, &selected).unwrap();
-            let loading = loader.start(checkpoint, prepared);
+            let prepared = loader.prepare(checkpoint, &selected).unwrap();
+            let loading = loader.start(prepared);
             for (name, bytes) in &expected {
                 assert!(loading.wait(name).unwrap().bytes().unwrap() == bytes.as_slice());
             }

@@ -126,9 +126,9 @@ mod tests {
         let options =
             TransferOptions { observer: Some(Arc::new(TracingObserver::new())), ..TransferOptions::default() };
         let mut loader = Loader::new(Arc::new(CpuDevice::new()), options).with_storage(Arc::new(storage));
-        let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
+        let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();
         let sum = Sum::default();
-        tracing::subscriber::with_default(sum.clone(), || loader.load(&checkpoint, &prepared)).unwrap();
+        tracing::subscriber::with_default(sum.clone(), || loader.load(&prepared)).unwrap();
         assert_eq!(sum.spans.load(Ordering::SeqCst), 1);
         assert_eq!(sum.bytes.load(Ordering::SeqCst), prepared.plan.read_bytes());
     }

@@ -142,10 +142,10 @@ impl Work<'_> {
         sources.dedup_by(|a, b| a.name == b.name);
         let mut prepared = match (batch, sources.as_slice()) {
             (Batch::Part(_, part), [source]) => loader.prepare_part(self.checkpoint, source, &part.stored)?,
-            _ => loader.prepare(self.checkpoint, &sources)?,
+            _ => loader.prepare(Arc::clone(self.checkpoint), &sources)?,
         };
         prepared.warnings.clear(); // what there is to know of casts is in the warnings of the whole conversion
-        loader.load(self.checkpoint, &prepared)
+        loader.load(&prepared)
     }
 
     /// All outputs in their order, in batches.
@@ -196,7 +196,7 @@ impl Work<'_> {
     fn compare(&self, saving: &Saving<'_>, order: &[usize], sums: &Sums) -> Result<()> {
         let mut differ = Listed::new();
         for (path, shard) in saving.files()?.iter().zip(&saving.layout().shards) {
-            let found = Checkpoint::open(path)?;
+            let found = Arc::new(Checkpoint::open(path)?);
             let name = |at: usize| Some((self.outputs.get(at)?.outline.name.as_ref(), at));
             let wanted: BTreeMap<&str, usize> = shard.tensors.iter().filter_map(|&at| name(at)).collect();
             if found.tensors().len() != wanted.len() {
@@ -213,7 +213,7 @@ impl Work<'_> {
 
     fn compare_shard(
         &self,
-        found: &Checkpoint,
+        found: &Arc<Checkpoint>,
         wanted: &BTreeMap<&str, usize>,
         sums: &Sums,
         differ: &mut Listed,
@@ -249,9 +249,9 @@ impl Work<'_> {
             let selected: Vec<Selected> = batch.outputs().iter().filter_map(|&at| all.get(at).cloned()).collect();
             let prepared = match (&batch, selected.as_slice()) {
                 (Batch::Part(_, part), [chosen]) => loader.prepare_part(found, chosen, &part.stored)?,
-                _ => loader.prepare(found, &selected)?,
+                _ => loader.prepare(Arc::clone(found), &selected)?,
             };
-            let loaded = loader.load(found, &prepared)?;
+            let loaded = loader.load(&prepared)?;
             for (&at, chosen) in batch.outputs().iter().zip(&selected) {
                 if let Some(sums) = again.get_mut(at) {
                     sums.push(checksum(loaded.tensor(&chosen.name)?.bytes()?));

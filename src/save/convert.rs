@@ -134,6 +134,7 @@ pub(super) fn convert_in(
         checkpoint.check_sums(&|| if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) })?;
     }
     demand_tensors(checkpoint)?;
+    let checkpoint = &Arc::new(checkpoint.clone());
     let work = Work::plan(checkpoint, options, batch_bytes)?;
     let outlines = work.outputs.iter().map(|output| output.outline.clone()).collect();
     let limit = shard_limit(target, options.max_shard_bytes);
@@ -149,7 +150,7 @@ pub(super) fn convert_in(
 
 /// A conversion that has been thought through.
 pub(super) struct Work<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) checkpoint: &'a Arc<Checkpoint>,
     pub(super) options: &'a ConvertOptions,
     pub(super) outputs: Vec<Output>,
     /// Bytes that are loaded and written at a time.
@@ -173,7 +174,7 @@ pub(super) struct Output {
 }
 
 impl<'a> Work<'a> {
-    fn plan(checkpoint: &'a Checkpoint, options: &'a ConvertOptions, batch_bytes: u64) -> Result<Work<'a>> {
+    fn plan(checkpoint: &'a Arc<Checkpoint>, options: &'a ConvertOptions, batch_bytes: u64) -> Result<Work<'a>> {
         let selected = checkpoint.select(&options.selection)?;
         checkpoint.demand_no_loss(true, checkpoint.wants(&options.selection)?)?;
         demand_something(checkpoint, &selected)?;

@@ -504,8 +504,8 @@ fn tensors_on_a_device_that_the_host_cannot_address_are_saved() {
     let device: Arc<dyn Device> = Arc::new(LazyDevice::new(7));
     let mut loader = Loader::new(device, TransferOptions::default()).with_storage(Arc::new(storage));
     let selected = checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&checkpoint, &selected).unwrap();
-    let loaded = loader.load(&checkpoint, &prepared).unwrap();
+    let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
+    let loaded = loader.load(&prepared).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let inputs: Vec<Input<'_>> = loaded.tensors().iter().map(Input::from).collect();
     let options = SaveOptions { max_shard_bytes: 400_000, ..SaveOptions::default() };

@@ -41,8 +41,8 @@ fn load(synthetic: &Synthetic, what: &str) -> (Loaded, LoadPlan) {
     let loader = Loader::new(Arc::new(CudaDevice::open(0).unwrap()), options());
     let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-    let loaded = loader.load(&synthetic.checkpoint, &prepared).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+    let loaded = loader.load(&prepared).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     for (name, bytes) in &synthetic.expected {
         let tensor = loaded.tensor(name).unwrap();
         assert!(tensor.download().unwrap() == *bytes, "wrong bytes in {name}: {what}");
@@ -216,8 +216,8 @@ fn a_file_of_the_file_system_gives_the_same_digests_by_each_route() {
         let digests = |route| {
             let options = TransferOptions { route, ..TransferOptions::default() };
             let mut loader = Loader::new(Arc::new(CudaDevice::open(0).unwrap()), options);
-            let prepared = loader.prepare(&checkpoint, &selected).unwrap();
-            let loaded = loader.load(&checkpoint, &prepared).unwrap();
+            let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
+            let loaded = loader.load(&prepared).unwrap();
             (["a", "b"].map(|name| loaded.tensor(name).unwrap().sha256().unwrap()), loaded.report)
         };
         let (by_host, _) = digests(RouteChoice::Buffered);

@@ -18,8 +18,8 @@ fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Loaded> {
     let device = vramp::device::open("cuda:0")?;
     let mut loader = Loader::new(device, options).with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default())?;
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected)?;
-    let loaded = loader.load(&synthetic.checkpoint, &prepared)?;
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected)?;
+    let loaded = loader.load(&prepared)?;
     for (name, bytes) in &synthetic.expected {
         assert!(loaded.tensor(name)?.download()? == *bytes, "wrong bytes in {name}");
     }
@@ -138,8 +138,8 @@ fn a_bit_that_flips_on_the_way_is_seen_in_the_checksum() {
     let mut loader = Loader::new(vramp::device::open("cuda:0").unwrap(), TransferOptions::default());
     loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-    let loaded = loader.load(&synthetic.checkpoint, &prepared).unwrap();
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+    let loaded = loader.load(&prepared).unwrap();
     let differ = |(name, bytes): &(&Arc<str>, &Vec<u8>)| {
         loaded.tensor(name).unwrap().checksum().unwrap() != vramp::digest::checksum(bytes)
     };

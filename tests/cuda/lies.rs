@@ -39,8 +39,8 @@ fn loaded(device: &CudaDevice, synthetic: &Synthetic) -> Loaded {
     let loader = Loader::new(Arc::new(device.clone()), TransferOptions::default());
     let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-    loader.load(&synthetic.checkpoint, &prepared).unwrap()
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+    loader.load(&prepared).unwrap()
 }
 
 fn keeps_its_bytes(loaded: &Loaded, synthetic: &Synthetic) {
@@ -124,9 +124,9 @@ fn a_load_into_memory_of_others_is_refused() {
     let loader = Loader::new(Arc::new(gpu), TransferOptions::default());
     let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
     let arena = Arena::device(Box::new(Lie(prepared.plan.arena_bytes)));
-    refused(loader.load_into(&synthetic.checkpoint, &prepared, arena).map(drop));
+    refused(loader.load_into(&prepared, arena).map(drop));
     assert!(double.reports().is_empty(), "{:?}", double.reports());
     keeps_its_bytes(&tensors, &synthetic);
 }

@@ -24,8 +24,8 @@ fn tight(seed: u64) -> TransferOptions {
 
 fn check(loader: &mut Loader, synthetic: &Synthetic, what: &str) {
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-    let loaded = loader.load(&synthetic.checkpoint, &prepared).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+    let loaded = loader.load(&prepared).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(loaded.tensors().len(), synthetic.expected.len(), "{what}");
     for (name, bytes) in &synthetic.expected {
         let tensor = loaded.tensor(name).unwrap();
@@ -95,8 +95,8 @@ fn checksums_on_the_gpu_are_those_on_the_host() {
         let loader = Loader::new(rig.device(), TransferOptions::default());
         let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
-        let loaded = loader.load(&synthetic.checkpoint, &prepared).unwrap();
+        let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
+        let loaded = loader.load(&prepared).unwrap();
         for (name, bytes) in &synthetic.expected {
             assert_eq!(loaded.tensor(name).unwrap().checksum().unwrap(), vramp::digest::checksum(bytes), "{name}");
         }
@@ -195,23 +195,35 @@ fn a_hot_swap_keeps_every_address() {
         let old = Synthetic::new(21, 2, 40_000, |_, file| file);
         let mut loader = Loader::new(Arc::new(device.clone()), tight(1)).with_storage(Arc::new(old.storage.clone()));
         let selected = old.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&old.checkpoint, &selected).unwrap();
-        let first = loader.load(&old.checkpoint, &prepared).unwrap();
+        let prepared = loader.prepare(old.checkpoint.clone(), &selected).unwrap();
+        let first = loader.load(&prepared).unwrap();
         let addresses: BTreeMap<Arc<str>, u64> =
             first.tensors().iter().map(|tensor| (Arc::from(tensor.name()), tensor.address().unwrap_or(0))).collect();
         let base = addresses.values().copied().filter(|&address| address > 0).min().unwrap();
         let end = first.tensors().iter().map(|tensor| tensor.address().unwrap_or(0) + tensor.byte_len()).max().unwrap();
         let places =
             addresses.iter().map(|(name, &address)| (Arc::clone(name), address.saturating_sub(base))).collect();
-        let prepared = loader.prepare_into(&old.checkpoint, &selected, &places).unwrap();
+        let prepared = loader.prepare_into(old.checkpoint.clone(), &selected, &places).unwrap();
         // SAFETY: the memory is the first load's, which is kept; nobody else uses it here.
         let arena = unsafe { device.memory_at(base, end - base, Arc::new(first.clone())) };
-        let second = loader.load_into(&old.checkpoint, &prepared, arena).unwrap();
+        let second = loader.load_into(&prepared, arena).unwrap();
         for tensor in second.tensors().iter().filter(|tensor| !tensor.is_empty()) {
             assert_eq!(tensor.address(), Some(addresses[tensor.name()]));
             assert!(tensor.download().unwrap() == old.expected[tensor.name()]);
         }
-        drop((first, second, loader));
+        // The same in safe code, by the only owner of what was loaded.
+        drop(first);
+        let kept = second.tensors().iter().find(|tensor| !tensor.is_empty()).unwrap().clone();
+        let second = second.into_arena().map(drop).expect_err("a tensor is still used");
+        assert!(kept.download().unwrap() == old.expected[kept.name()]);
+        drop(kept);
+        let prepared = loader.prepare_into(old.checkpoint.clone(), &selected, &second.places()).unwrap();
+        let third = loader.load_into(&prepared, second.into_arena().unwrap()).unwrap();
+        for tensor in third.tensors().iter().filter(|tensor| !tensor.is_empty()) {
+            assert_eq!(tensor.address(), Some(addresses[tensor.name()]));
+            assert!(tensor.download().unwrap() == old.expected[tensor.name()]);
+        }
+        drop((third, loader));
     }
 }
 

@@ -89,15 +89,15 @@ fn memory_that_lies_misaligned_is_refused_and_odd_places_are_summed() {
         end = place + info.bytes();
         places.insert(Arc::clone(&chosen.name), place);
     }
-    let prepared = loader.prepare_into(&synthetic.checkpoint, &selected, &places).unwrap();
+    let prepared = loader.prepare_into(synthetic.checkpoint.clone(), &selected, &places).unwrap();
     let keep = Arc::new(device.alloc(end + 8).unwrap());
     let address = keep.address().unwrap();
     // SAFETY: the memory is `keep`'s, and nobody else's until the load is over.
     #[allow(unsafe_code)]
     let memory = |at| unsafe { device.memory_at(address + at, end, Arc::clone(&keep) as _) };
-    let error = loader.load_into(&synthetic.checkpoint, &prepared, memory(1)).unwrap_err();
+    let error = loader.load_into(&prepared, memory(1)).unwrap_err();
     assert!(matches!(&error, Error::Request { what, .. } if what.contains("-byte elements")), "{error}");
-    let loaded = loader.load_into(&synthetic.checkpoint, &prepared, memory(0)).unwrap();
+    let loaded = loader.load_into(&prepared, memory(0)).unwrap();
     let odd = loaded.tensors().iter().filter(|tensor| !tensor.is_empty() && tensor.view().range().start % 8 > 0);
     assert!(odd.count() > 0);
     for (name, bytes) in &synthetic.expected {

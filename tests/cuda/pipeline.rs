@@ -103,8 +103,8 @@ fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
     let mut loader = loader.with_queue(move |_, _| Box::new(queue()));
     let checkpoint = Checkpoint::open(path).unwrap();
     let selected = checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(&checkpoint, &selected).unwrap();
-    loader.load(&checkpoint, &prepared).unwrap();
+    let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
+    loader.load(&prepared).unwrap();
     let engine = rig.double.as_ref()?.stats().devices[0].h2d.clone();
     let pace = pace.lock().unwrap();
     let reading = pace.busy.as_secs_f64() / (pace.last? - pace.first?).as_secs_f64().max(f64::MIN_POSITIVE);

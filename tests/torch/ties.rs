@@ -47,8 +47,8 @@ fn loaded_with(path: &Path, selection: Selection, convert: Option<Convert>) -> (
     let checkpoint = Checkpoint::open(path).unwrap();
     let options = TransferOptions { convert, ..TransferOptions::default() };
     let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
-    let prepared = loader.prepare(&checkpoint, &checkpoint.select(&selection).unwrap()).unwrap();
-    let loaded = loader.load(&checkpoint, &prepared).unwrap();
+    let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&selection).unwrap()).unwrap();
+    let loaded = loader.load(&prepared).unwrap();
     (prepared.plan, loaded)
 }
 
@@ -192,7 +192,7 @@ fn memory_that_exists_gets_each_name_where_it_was_put() {
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
     let put = |embed: u64, head: u64| {
         let places = [("embed".into(), embed), ("head".into(), head)].into();
-        loader.prepare_into(&checkpoint, &selected, &places).map(|prepared| prepared.plan)
+        loader.prepare_into(checkpoint.clone(), &selected, &places).map(|prepared| prepared.plan)
     };
     assert_eq!(put(0, 128).unwrap().tensor_bytes(), 2 * BYTES);
     assert_eq!(put(64, 64).unwrap().tensor_bytes(), BYTES);

@@ -125,19 +125,19 @@ impl Options {
 /// # Errors
 /// When the checkpoint is refused, the device cannot be had, a file changes meanwhile, or on cancellation.
 pub fn run(path: &Path, options: &Options, progress: &dyn Fn(&str)) -> Result<BenchReport> {
-    bench(&Checkpoint::open_with(path, &options.open)?, Some(path), options, progress)
+    bench(&Arc::new(Checkpoint::open_with(path, &options.open)?), Some(path), options, progress)
 }
 
 /// The same for a checkpoint that is open. Opening is then not part of the prediction.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_on(checkpoint: &Checkpoint, options: &Options, progress: &dyn Fn(&str)) -> Result<BenchReport> {
+pub fn run_on(checkpoint: &Arc<Checkpoint>, options: &Options, progress: &dyn Fn(&str)) -> Result<BenchReport> {
     bench(checkpoint, None, options, progress)
 }
 
 fn bench(
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     path: Option<&Path>,
     options: &Options,
     progress: &dyn Fn(&str),

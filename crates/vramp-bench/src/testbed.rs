@@ -55,7 +55,7 @@ impl<'a> TestBed<'a> {
     }
 
     fn prepare(&self, loader: &Loader) -> Result<Prepared> {
-        loader.prepare(self.subject.checkpoint, &self.subject.selected)
+        loader.prepare(Arc::clone(self.subject.checkpoint), &self.subject.selected)
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -95,8 +95,9 @@ impl<'a> TestBed<'a> {
         self.check()?;
         let loader = &mut self.loader(transfer);
         let open_seconds = self.open_again()?;
-        let prepared = Prepared { open_seconds, ..self.prepare(loader)? };
-        let loaded = loader.load(self.subject.checkpoint, &prepared)?;
+        let mut prepared = self.prepare(loader)?;
+        prepared.open_seconds = open_seconds;
+        let loaded = loader.load(&prepared)?;
         Ok((prepared, loaded))
     }
 

@@ -114,7 +114,7 @@ fn bench_for(
     let storage = Arc::new(storage);
     let cache = Arc::new(ToldCache(storage.as_ref().clone()));
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };
-    run_on(&checkpoint, &options, &|_| {}).unwrap()
+    run_on(&Arc::new(checkpoint), &options, &|_| {}).unwrap()
 }
 
 fn state(report: &BenchReport, state: CacheState) -> &State {
@@ -202,7 +202,7 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
     let storage = Arc::new(storage);
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
     let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
-    let report = run_on(&checkpoint, &options, &|_| {}).unwrap();
+    let report = run_on(&Arc::new(checkpoint), &options, &|_| {}).unwrap();
     assert!(report.states.iter().all(|found| found.state == CacheState::Warm));
     assert!(report.warnings.iter().any(|warning| warning.contains("tmpfs")), "{:?}", report.warnings);
     let storage = report.stages.iter().find(|found| found.stage == BenchStage::Storage).unwrap();
@@ -248,7 +248,7 @@ fn search(budget: Duration) -> Tuning {
     let mut transfer = TransferOptions { read_bytes: Some(2 << 20), ..TransferOptions::default() };
     transfer.queue.direct_depth = 1;
     let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), Effort::QUICK) };
-    super::tune::tune_on(&checkpoint, &options, budget, &|_| {}).unwrap()
+    super::tune::tune_on(&Arc::new(checkpoint), &options, budget, &|_| {}).unwrap()
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! confirm is thrown away. It changes nothing but the options of loads, and knows no clock but that of its [`Track`].
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -92,12 +93,12 @@ pub(super) trait Track {
 /// # Errors
 /// As [`run`](super::run).
 pub fn tune(path: &Path, options: &Options, budget: Duration, progress: &dyn Fn(&str)) -> Result<Tuning> {
-    tune_on(&Checkpoint::open_with(path, &options.open)?, options, budget, progress)
+    tune_on(&Arc::new(Checkpoint::open_with(path, &options.open)?), options, budget, progress)
 }
 
 /// The same for a checkpoint that is open.
 pub(super) fn tune_on(
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     options: &Options,
     budget: Duration,
     progress: &dyn Fn(&str),

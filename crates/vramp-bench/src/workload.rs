@@ -23,7 +23,7 @@ const BLOCK_BYTES: u64 = 1 << 20;
 
 /// A checkpoint, what is taken of it, and the files behind that.
 pub(super) struct Workload<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) checkpoint: &'a Arc<Checkpoint>,
     pub(super) selected: Vec<Selected>,
     /// Bytes of the selected tensors as stored.
     pub(super) bytes: u64,
@@ -45,7 +45,7 @@ const UNLIKE: f64 = 0.15;
 const NEAR: u64 = 4 << 20;
 
 impl<'a> Workload<'a> {
-    pub(super) fn of(checkpoint: &'a Checkpoint, device: &dyn Device, options: &Options) -> Result<Workload<'a>> {
+    pub(super) fn of(checkpoint: &'a Arc<Checkpoint>, device: &dyn Device, options: &Options) -> Result<Workload<'a>> {
         let all = checkpoint.select(&Selection::default())?;
         let (most, why) = most_bytes(checkpoint, device, options)?;
         let Taken { selected, runs, unlike } = part_of(checkpoint, all, most);

@@ -85,6 +85,7 @@ pub(crate) fn run(args: &InspectArgs, output: Output, interrupt: &Interrupt) -> 
         // It lists; what a load would refuse is in the warnings.
         checkpoint = checkpoint.passing_over();
     }
+    let checkpoint = Arc::new(checkpoint);
     opened(output, &checkpoint);
     interrupt.check()?;
     let everything = options::selects_all(&args.selection);
@@ -147,9 +148,9 @@ pub(crate) fn file_names(shards: &[Shard]) -> Vec<String> {
     shards.iter().map(name).collect()
 }
 
-fn prepare(checkpoint: &Checkpoint, selected: &[Selected]) -> Result<Prepared, Failure> {
+fn prepare(checkpoint: &Arc<Checkpoint>, selected: &[Selected]) -> Result<Prepared, Failure> {
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
-    Ok(loader.prepare(checkpoint, selected)?)
+    Ok(loader.prepare(Arc::clone(checkpoint), selected)?)
 }
 
 /// Bytes that are listed already, by the tensor and the part of it.

@@ -77,7 +77,7 @@ struct Proofs<'a> {
 pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Result<(), Failure> {
     let job = Job::of(args, output, interrupt)?;
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_with(&job.path, &job.open)?;
+    let checkpoint = Arc::new(Checkpoint::open_with(&job.path, &job.open)?);
     let open_seconds = started.elapsed().as_secs_f64();
     inspect::opened(output, &checkpoint);
     job.trace.as_ref().map_or(Ok(()), |trace| trace.spare(checkpoint.shards()))?;
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &LoadArgs, output: Output, interrupt: &Interrupt) -> Res
         strict::demand_ties(&checkpoint, &selected, &job.selection.ties)?;
     }
     let mut loader = Loader::new(Arc::clone(&job.device), job.transfer.clone());
-    let mut prepared = loader.prepare(&checkpoint, &selected)?;
+    let mut prepared = loader.prepare(Arc::clone(&checkpoint), &selected)?;
     prepared.open_seconds = open_seconds;
     prepared.plan_seconds += select_seconds;
     interrupt.check()?;
@@ -161,7 +161,7 @@ impl Job {
         if self.way == Way::View {
             return Ok(Got::Mapped(view::open(checkpoint, selected, prepared)?));
         }
-        let loaded = loader.load(checkpoint, prepared);
+        let loaded = loader.load(prepared);
         if let Some(progress) = &self.progress {
             progress.clear();
         }

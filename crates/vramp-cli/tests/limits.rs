@@ -36,9 +36,9 @@ fn load(device: Arc<dyn Device>, warm: bool, transfer: TransferOptions, rates: L
     let load = |transfer| {
         let mut loader = Loader::new(Arc::clone(&device), transfer).with_storage(Arc::new(synthetic.storage.clone()));
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
-        let prepared = loader.prepare(&synthetic.checkpoint, &selected).unwrap();
+        let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         let place = LimitPlace::here(&*device, &prepared.file_system, &prepared.volume);
-        (loader.load(&synthetic.checkpoint, &prepared).unwrap().report, place)
+        (loader.load(&prepared).unwrap().report, place)
     };
     let (ungraded, place) = load(transfer.clone());
     assert!(ungraded.estimate.is_none() && ungraded.efficiency.is_none() && ungraded.no_estimate.is_some());
@@ -165,7 +165,7 @@ fn checkpoint(folder: &Path, bytes: usize) -> String {
 fn place(path: &str, device: &dyn Device) -> LimitPlace {
     let checkpoint = Checkpoint::open(path).unwrap();
     let loader = Loader::new(Arc::new(NullDevice::new()), TransferOptions::default());
-    let prepared = loader.prepare(&checkpoint, &checkpoint.select(&Selection::default()).unwrap()).unwrap();
+    let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();
     LimitPlace::here(device, &prepared.file_system, &prepared.volume)
 }
 
