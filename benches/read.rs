@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use vramp::memory::staging::StagingPool;
-use vramp::storage::{Fallbacks, LocalStorage, Route, Storage};
+use vramp::storage::{Fallbacks, LocalStorage, Location, Route, Storage};
 
 #[allow(dead_code)]
 mod common;
@@ -15,10 +15,10 @@ const READ_BYTES: usize = 4 << 20;
 fn read(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     let path = common::write(folder.path(), 64, 2 << 20);
-    let file = LocalStorage.open(&path, &Fallbacks::default()).unwrap();
+    let file = LocalStorage.open(&Location::from(&path), &Fallbacks::default()).unwrap();
     let pool = StagingPool::new(1, READ_BYTES).unwrap();
     let mut buffer = pool.acquire().unwrap();
-    let reads = file.identity().len / READ_BYTES as u64;
+    let reads = file.version().len() / READ_BYTES as u64;
     let mut group = criterion.benchmark_group("read");
     group.sample_size(10).throughput(Throughput::Bytes(reads * READ_BYTES as u64));
     for route in [Route::Direct, Route::Buffered, Route::Mapped] {

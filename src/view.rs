@@ -13,14 +13,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::checkpoint::{Checkpoint, Selected, Shard, TensorInfo, no_tensor};
+use crate::checkpoint::{Checkpoint, Selected, TensorInfo, no_tensor};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::{Dtype, element_count};
 use crate::error::{Error, Result};
-use crate::load::open_same;
 use crate::os;
 use crate::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
-use crate::storage::{Fallbacks, LocalStorage, MappedFile, OpenFile};
+use crate::storage::{Fallbacks, MappedFile, OpenFile};
 use crate::tensor::{Element, cast};
 
 /// Bytes that are copied out of a mapping at a time for hashing.
@@ -75,7 +74,7 @@ impl Checkpoint {
     pub fn map(&self, selected: &[Selected]) -> Result<Mapped> {
         let started = Instant::now();
         self.require_known_dtypes(selected)?;
-        let mut maps = Maps { shards: self.shards(), open: BTreeMap::new(), fallbacks: Fallbacks::default() };
+        let mut maps = Maps { checkpoint: self, open: BTreeMap::new(), fallbacks: Fallbacks::default() };
         let mut tensors = BTreeMap::new();
         for chosen in selected {
             let info = self.tensors().get(chosen.tensor);
@@ -93,7 +92,7 @@ impl Checkpoint {
 
 /// The mappings made so far.
 struct Maps<'a> {
-    shards: &'a [Shard],
+    checkpoint: &'a Checkpoint,
     open: BTreeMap<u32, (Arc<dyn OpenFile>, Arc<MappedFile>)>,
     fallbacks: Fallbacks,
 }
@@ -117,8 +116,12 @@ impl Maps<'_> {
         if let Some((_, map)) = self.open.get(&index) {
             return Ok(Arc::clone(map));
         }
-        let shard = self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a shard that is not there" })?;
-        let file = open_same(&LocalStorage, shard, &self.fallbacks)?;
+        let shard = self
+            .checkpoint
+            .shards()
+            .get(index as usize)
+            .ok_or(Error::Poisoned { what: "a shard that is not there" })?;
+        let file = shard.open(&**self.checkpoint.storage(), &self.fallbacks)?;
         let map = file.map()?;
         self.open.insert(index, (file, Arc::clone(&map)));
         Ok(map)
@@ -127,7 +130,7 @@ impl Maps<'_> {
     fn report(&self, bytes: u64, (tensors, names): (usize, usize), seconds: f64) -> Report {
         let files = || self.open.values().map(|(file, _)| file);
         let resident_before = files().map(|file| file.residency().resident_bytes()).sum();
-        let cache = Cache { resident_before, file_bytes: files().map(|file| file.identity().len).sum() };
+        let cache = Cache { resident_before, file_bytes: files().map(|file| file.version().len()).sum() };
         Report {
             bytes,
             tensors,

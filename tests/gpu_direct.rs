@@ -27,8 +27,8 @@ fn options() -> TransferOptions {
     TransferOptions { route: RouteChoice::GpuDirect, staging, ..TransferOptions::default() }
 }
 
-fn loader(device: &DirectDevice, options: TransferOptions, synthetic: &Synthetic, seed: u64) -> Loader {
-    let loader = Loader::new(Arc::new(device.clone()), options).with_storage(Arc::new(synthetic.storage.clone()));
+fn loader(device: &DirectDevice, options: TransferOptions, seed: u64) -> Loader {
+    let loader = Loader::new(Arc::new(device.clone()), options);
     match seed % 3 {
         0 => loader,
         _ => loader.with_queue(move |_, _| Box::new(ShuffledQueue::new(seed, 1 + (seed % 7) as usize))),
@@ -60,7 +60,7 @@ fn the_device_reads_what_it_can_and_the_bytes_are_right() {
         for seed in 0..50u64 {
             let synthetic = Synthetic::new(seed, 1 + (seed % 4) as u32, 250_000, with_descriptor);
             let device = DirectDevice::new(seed, Vec::new());
-            let mut loader = loader(&device, options(), &synthetic, seed);
+            let mut loader = loader(&device, options(), seed);
             for _ in 0..2 {
                 let (loaded, plan) = load(&mut loader, &synthetic).unwrap();
                 assert_same(&loaded, &synthetic, &format!("seed {seed}"));
@@ -81,7 +81,7 @@ fn a_read_that_fails_is_noted_once_and_the_rest_goes_by_way_of_the_host() {
         for seed in 0..40u64 {
             let synthetic = Synthetic::new(seed, 3, 250_000, with_descriptor);
             let device = DirectDevice::new(seed, vec![DirectTrouble::FailFrom(seed % 5)]);
-            let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, seed), &synthetic).unwrap();
+            let (loaded, plan) = load(&mut loader(&device, options(), seed), &synthetic).unwrap();
             assert_same(&loaded, &synthetic, &format!("seed {seed}"));
             let planned = plan.route_bytes(Route::GpuDirect);
             if device.reads() <= seed % 5 {
@@ -102,7 +102,7 @@ fn a_long_read_that_fails_goes_by_way_of_the_host_in_parts() {
     watched(|| {
         let synthetic = Synthetic::new(21, 1, 16 << 20, with_descriptor);
         let device = DirectDevice::new(4, vec![DirectTrouble::FailFrom(0)]);
-        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        let (loaded, plan) = load(&mut loader(&device, options(), 0), &synthetic).unwrap();
         let longest = plan.transfers.iter().filter(|transfer| transfer.route == Route::GpuDirect).map(|read| read.len);
         assert!(longest.max() > Some(9 << 20), "no read is longer than two buffers: the test tests nothing");
         assert_same(&loaded, &synthetic, "in parts");
@@ -113,7 +113,7 @@ fn a_long_read_that_fails_goes_by_way_of_the_host_in_parts() {
 fn after_a_refusal_the_device_is_not_asked_again() {
     let synthetic = Synthetic::new(4, 4, 250_000, with_descriptor);
     let device = DirectDevice::new(4, vec![DirectTrouble::FailFrom(0)]);
-    let one_by_one = loader(&device, options(), &synthetic, 1);
+    let one_by_one = loader(&device, options(), 1);
     let (loaded, plan) =
         load(&mut one_by_one.with_queue(|_, _| Box::new(ShuffledQueue::new(1, 4))), &synthetic).unwrap();
     assert!(plan.transfers.iter().filter(|transfer| transfer.route == Route::GpuDirect).count() > 3);
@@ -126,7 +126,7 @@ fn files_that_are_refused_in_the_middle_of_a_load_are_one_line() {
     for first in 1..5 {
         let synthetic = Synthetic::new(21, 8, 250_000, with_descriptor);
         let device = DirectDevice::new(4, vec![DirectTrouble::RefuseFilesFrom(first)]);
-        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        let (loaded, plan) = load(&mut loader(&device, options(), 0), &synthetic).unwrap();
         assert_same(&loaded, &synthetic, "refused files");
         assert!(loaded.report.routes.gpu_direct < plan.route_bytes(Route::GpuDirect));
         let [note] = notes(&loaded)[..] else { panic!("{:?}", notes(&loaded)) };
@@ -142,7 +142,7 @@ fn a_file_that_ends_early_is_an_error_in_the_words_of_the_ordinary_route() {
             with_descriptor(shard, file).with_source(Route::Direct, broken).with_source(Route::Buffered, broken)
         });
         let device = DirectDevice::new(6, vec![DirectTrouble::EndFrom(0)]);
-        let error = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).map(drop).unwrap_err();
+        let error = load(&mut loader(&device, options(), 0), &synthetic).map(drop).unwrap_err();
         assert!(matches!(&error, Error::Io { path, .. } if path.ends_with("memory")), "{error}");
         assert_eq!((device.open_files(), device.live_bytes()), (0, 0));
     });
@@ -156,7 +156,7 @@ fn what_cannot_be_had_is_noted_with_its_reason_and_the_ordinary_route_is_taken()
     ] {
         let synthetic = Synthetic::new(8, 3, 250_000, with_descriptor);
         let device = DirectDevice::new(8, vec![trouble]);
-        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        let (loaded, plan) = load(&mut loader(&device, options(), 0), &synthetic).unwrap();
         assert_same(&loaded, &synthetic, reason);
         assert_eq!((plan.route_bytes(Route::GpuDirect), device.reads()), (0, 0));
         let [note] = notes(&loaded)[..] else { panic!("{:?}", notes(&loaded)) };
@@ -166,7 +166,7 @@ fn what_cannot_be_had_is_noted_with_its_reason_and_the_ordinary_route_is_taken()
     let synthetic = Synthetic::new(8, 3, 250_000, |_, file| file);
     let devices: [Arc<dyn Device>; 2] = [Arc::new(CpuDevice::new()), Arc::new(DirectDevice::new(1, Vec::new()))];
     for (device, reason) in devices.into_iter().zip(["cpu does not read files", "no descriptor"]) {
-        let mut loader = Loader::new(device, options()).with_storage(Arc::new(synthetic.storage.clone()));
+        let mut loader = Loader::new(device, options());
         let (loaded, _) = load(&mut loader, &synthetic).unwrap();
         assert_same(&loaded, &synthetic, reason);
         assert!(matches!(notes(&loaded)[..], [note] if note.why.contains(reason)), "{:?}", notes(&loaded));
@@ -177,7 +177,7 @@ fn what_cannot_be_had_is_noted_with_its_reason_and_the_ordinary_route_is_taken()
 fn a_detour_is_taken_when_it_was_asked_for_and_said() {
     let synthetic = Synthetic::new(8, 3, 250_000, with_descriptor);
     let device = DirectDevice::new(8, vec![DirectTrouble::Detour("reads by way of the host itself".to_owned())]);
-    let (loaded, _) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+    let (loaded, _) = load(&mut loader(&device, options(), 0), &synthetic).unwrap();
     assert_same(&loaded, &synthetic, "a detour");
     assert!(loaded.report.routes.gpu_direct > 0);
     assert!(matches!(notes(&loaded)[..], [note] if note.why.contains("host itself")), "{:?}", notes(&loaded));
@@ -188,7 +188,7 @@ fn nobody_who_did_not_ask_gets_a_small_load_past_the_host() {
     let synthetic = Synthetic::new(8, 3, 250_000, with_descriptor);
     let device = DirectDevice::new(8, Vec::new());
     let auto = TransferOptions { route: RouteChoice::Auto, ..options() };
-    let (loaded, plan) = load(&mut loader(&device, auto, &synthetic, 0), &synthetic).unwrap();
+    let (loaded, plan) = load(&mut loader(&device, auto, 0), &synthetic).unwrap();
     assert_same(&loaded, &synthetic, "auto");
     assert_eq!((plan.route_bytes(Route::GpuDirect), device.reads(), notes(&loaded).len()), (0, 0, 0));
 }
@@ -197,7 +197,7 @@ fn nobody_who_did_not_ask_gets_a_small_load_past_the_host() {
 fn memory_that_exists_is_filled_by_way_of_the_host() {
     let synthetic = Synthetic::new(8, 3, 250_000, with_descriptor);
     let device = DirectDevice::new(8, Vec::new());
-    let mut loader = loader(&device, options(), &synthetic, 0);
+    let mut loader = loader(&device, options(), 0);
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let mut next = 0;
     let mut places = BTreeMap::new();
@@ -216,7 +216,7 @@ fn a_device_that_panics_ends_the_load_with_an_error() {
     watched(|| {
         let synthetic = Synthetic::new(6, 2, 250_000, with_descriptor);
         let device = DirectDevice::new(6, vec![DirectTrouble::PanicAt(1)]);
-        let error = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).map(drop).unwrap_err();
+        let error = load(&mut loader(&device, options(), 0), &synthetic).map(drop).unwrap_err();
         assert!(matches!(error, Error::Poisoned { .. }), "{error}");
         assert_eq!((device.open_files(), device.live_bytes()), (0, 0));
     });
@@ -232,7 +232,7 @@ fn a_load_past_the_host_can_be_cancelled_at_any_step() {
             let cancel = Cancel::new();
             let observer = Arc::new(CancelAfter { cancel: cancel.clone(), steps: AtomicU64::new(step) });
             let options = TransferOptions { cancel, observer: Some(observer), ..options() };
-            match load(&mut loader(&device, options, &synthetic, step), &synthetic) {
+            match load(&mut loader(&device, options, step), &synthetic) {
                 Err(Error::Cancelled) => cancelled += 1,
                 Ok((loaded, _)) => assert_same(&loaded, &synthetic, "the switch came after the last step"),
                 Err(error) => panic!("{error}"),
@@ -254,7 +254,7 @@ fn the_device_has_eight_reads_in_flight() {
             gate.wait_for(8);
             gate.open();
         });
-        let (loaded, plan) = load(&mut loader(&device, options(), &synthetic, 0), &synthetic).unwrap();
+        let (loaded, plan) = load(&mut loader(&device, options(), 0), &synthetic).unwrap();
         assert!(plan.transfers.iter().filter(|transfer| transfer.route == Route::GpuDirect).count() > 8);
         assert_same(&loaded, &synthetic, "slow");
         opener.join().unwrap();

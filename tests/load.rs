@@ -11,7 +11,7 @@ use vramp::load::{Cancel, Convert, Loaded, Loader, Observer, TransferOptions};
 use vramp::memory::staging::StagingPool;
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::{Stage, Staging};
-use vramp::storage::{Completed, Fallbacks, Identity, QueueOptions, Read, ReadQueue, Route, Target, queue};
+use vramp::storage::{Completed, Fallbacks, QueueOptions, Read, ReadQueue, Route, Target, queue};
 use vramp::testing::{
     FaultySource, Gate, LazyDevice, MemoryFile, Pace, PacedDevice, Random, ShuffledQueue, Synthetic, Trouble, watched,
 };
@@ -35,8 +35,8 @@ fn load_with(loader: &mut Loader, synthetic: &Synthetic) -> Result<Loaded> {
     loader.load(&prepared)
 }
 
-fn loader(device: Arc<dyn Device>, options: TransferOptions, synthetic: &Synthetic) -> Loader {
-    Loader::new(device, options).with_storage(Arc::new(synthetic.storage.clone()))
+fn loader(device: Arc<dyn Device>, options: TransferOptions) -> Loader {
+    Loader::new(device, options)
 }
 
 /// The engine of a case: threads, or one of two shuffled orders.
@@ -63,7 +63,7 @@ fn l1_l2_l3_the_bytes_are_right_whatever_the_device_the_order_and_the_buffers() 
                 [Arc::new(CpuDevice::new()), Arc::new(CpuDevice::with_align(256)), Arc::new(LazyDevice::new(seed))];
             for device in devices {
                 let what = format!("seed {seed} on {} {:?}", device.name(), device.limits());
-                let mut loader = engine(loader(device, tight(seed), &synthetic), seed);
+                let mut loader = engine(loader(device, tight(seed)), seed);
                 for _ in 0..2 {
                     let loaded = load_with(&mut loader, &synthetic).unwrap_or_else(|error| panic!("{what}: {error}"));
                     assert_same(&loaded, &synthetic, &what);
@@ -201,8 +201,7 @@ fn l4_after_a_failed_read_nothing_is_submitted_and_everything_comes_back() {
             let synthetic = Synthetic::new(seed, 2, 300_000, |_, file| troubled(file, &trouble));
             let lazy = LazyDevice::new(seed);
             let device = SpyDevice::over(lazy.clone());
-            let (mut loader, log) =
-                spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(seed), &synthetic), seed);
+            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(seed)), seed);
             let outcome = load_with(&mut loader, &synthetic);
             let log = log.lock().unwrap();
             assert_eq!(outcome.is_err(), log.failed, "seed {seed}");
@@ -223,7 +222,7 @@ fn l4_a_failed_upload_ends_the_load_and_releases_everything() {
             let synthetic = Synthetic::new(number, 3, 300_000, as_is);
             let lazy = LazyDevice::failing(number, number);
             let device = SpyDevice::over(lazy.clone());
-            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(3), &synthetic), number);
+            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, tight(3)), number);
             let error = load_with(&mut loader, &synthetic).map(drop).unwrap_err();
             assert!(matches!(error, Error::Device { .. }), "{error}");
             assert_eq!((log.lock().unwrap().in_flight, device.buffers_out(), lazy.live_bytes()), (0, 0, 0));
@@ -257,7 +256,7 @@ fn l4_a_load_can_be_cancelled_at_any_step() {
             let observer = Arc::new(CancelAfter { cancel: cancel.clone(), steps: AtomicU64::new(step) });
             let options = TransferOptions { cancel, observer: Some(observer), ..tight(3) };
             let device = SpyDevice::over(lazy.clone());
-            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options, &synthetic), step);
+            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options), step);
             match load_with(&mut loader, &synthetic) {
                 Err(Error::Cancelled) => {}
                 Ok(loaded) => assert_same(&loaded, &synthetic, "the switch came after the last step"),
@@ -276,7 +275,7 @@ fn l5_a_load_takes_one_arena_and_one_pool_whatever_the_checkpoint() {
             let device = SpyDevice::over(LazyDevice::new(5));
             let staging = Some(Staging { count: 3, bytes: 16 << 10 });
             let options = TransferOptions { staging, ..TransferOptions::default() };
-            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options, &synthetic), 4);
+            let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options), 4);
             let bytes = load_with(&mut loader, &synthetic).unwrap().report.bytes;
             let arenas = device.arenas.lock().unwrap();
             let pools = device.pools.lock().unwrap();
@@ -290,7 +289,7 @@ fn l5_a_load_takes_one_arena_and_one_pool_whatever_the_checkpoint() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_read() {
     let synthetic = Synthetic::new(1, 2, 300_000, as_is);
-    let (mut loader, log) = spied(loader(Arc::new(LazyDevice::small(1000)), tight(1), &synthetic), 0);
+    let (mut loader, log) = spied(loader(Arc::new(LazyDevice::small(1000)), tight(1)), 0);
     let error = load_with(&mut loader, &synthetic).map(drop).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { free: Some(1000), .. }), "{error}");
     assert_eq!(log.lock().unwrap().reads, 0);
@@ -306,7 +305,7 @@ fn a_file_that_changes_during_the_load_is_an_error() {
             file
         });
         for device in [Arc::new(CpuDevice::new()) as Arc<dyn Device>, Arc::new(LazyDevice::new(1))] {
-            let error = load_with(&mut loader(device, tight(1), &synthetic), &synthetic).map(drop).unwrap_err();
+            let error = load_with(&mut loader(device, tight(1)), &synthetic).map(drop).unwrap_err();
             assert!(matches!(&error, Error::Changed { path, .. } if path.ends_with("shard-1")), "{error}");
         }
     });
@@ -314,14 +313,12 @@ fn a_file_that_changes_during_the_load_is_an_error() {
 
 #[test]
 fn a_file_that_is_no_longer_the_one_whose_header_was_read_is_an_error() {
-    let mut synthetic = Synthetic::new(2, 2, 100_000, as_is);
-    let replaced = Identity { device: 1, inode: 99, len: 0, modified_ns: 0 };
-    synthetic = Synthetic { storage: synthetic.storage.clone(), ..synthetic };
+    let synthetic = Synthetic::new(2, 2, 100_000, as_is);
     let len = synthetic.checkpoint.shards()[1].bytes;
-    synthetic.storage.insert(Arc::new(MemoryFile::new("shard-1", vec![0; len as usize]).with_identity(replaced)));
-    let mut loader = loader(Arc::new(CpuDevice::new()), tight(1), &synthetic);
+    synthetic.storage.insert(Arc::new(MemoryFile::new("shard-1", vec![0; len as usize]).with_version("second")));
+    let mut loader = loader(Arc::new(CpuDevice::new()), tight(1));
     let error = load_with(&mut loader, &synthetic).map(drop).unwrap_err();
-    assert!(error.to_string().contains("inode 1") && error.to_string().contains("99"), "{error}");
+    assert!(error.to_string().contains("version first before, second now"), "{error}");
 }
 
 #[test]
@@ -338,7 +335,7 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
         let late = Arc::clone(late.unwrap().0);
         let threads = QueueOptions { page_cache_threads: 4, direct_depth: 4, ..QueueOptions::default() };
         let options = TransferOptions { queue: threads, ..TransferOptions::default() };
-        let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
+        let loader = loader(Arc::new(CpuDevice::new()), options);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         let loading = loader.start(prepared);
@@ -361,16 +358,12 @@ fn dropping_a_load_leaves_the_switch_of_its_options_alone() {
     watched(|| {
         let synthetic = Synthetic::new(3, 2, 300_000, as_is);
         let options = TransferOptions::default();
-        let first = loader(Arc::new(CpuDevice::new()), options.clone(), &synthetic);
+        let first = loader(Arc::new(CpuDevice::new()), options.clone());
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = first.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         drop(first.start(prepared));
         assert!(!options.cancel.is_cancelled());
-        assert_same(
-            &load_with(&mut loader(Arc::new(CpuDevice::new()), options, &synthetic), &synthetic).unwrap(),
-            &synthetic,
-            "",
-        );
+        assert_same(&load_with(&mut loader(Arc::new(CpuDevice::new()), options), &synthetic).unwrap(), &synthetic, "");
     });
 }
 
@@ -391,7 +384,7 @@ fn a_load_that_panics_ends_for_those_who_wait_for_it() {
     watched(|| {
         let synthetic = Synthetic::new(3, 2, 300_000, as_is);
         let options = TransferOptions { observer: Some(Arc::new(Clumsy)), ..TransferOptions::default() };
-        let loader = loader(Arc::new(CpuDevice::new()), options, &synthetic);
+        let loader = loader(Arc::new(CpuDevice::new()), options);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         let loading = loader.start(prepared);
@@ -406,7 +399,7 @@ fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
     watched(|| {
         let synthetic = Synthetic::new(5, 3, 300_000, as_is);
         for _ in 0..20 {
-            let loader = loader(Arc::new(LazyDevice::new(3)), tight(9), &synthetic);
+            let loader = loader(Arc::new(LazyDevice::new(3)), tight(9));
             let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
             let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
             drop(loader.start(prepared));
@@ -417,7 +410,7 @@ fn dropping_a_load_under_way_ends_it_and_those_who_wait_for_it() {
 #[test]
 fn the_null_device_reads_everything_and_keeps_nothing() {
     let synthetic = Synthetic::new(3, 3, 300_000, as_is);
-    let loaded = load_with(&mut loader(Arc::new(NullDevice::new()), tight(1), &synthetic), &synthetic).unwrap();
+    let loaded = load_with(&mut loader(Arc::new(NullDevice::new()), tight(1)), &synthetic).unwrap();
     let report = &loaded.report;
     assert!(report.routes.direct + report.routes.buffered + report.routes.mapped >= report.bytes);
     let full = loaded.tensors().iter().find(|tensor| !tensor.is_empty()).unwrap();
@@ -442,7 +435,7 @@ fn the_main_stage_of_a_load_is_the_slow_one_with_its_rate() {
         let device = Arc::new(PacedDevice::new(Pace::new(link), Pace::new(kernels)));
         let staging = Some(Staging { count: 16, bytes: 256 << 10 });
         let options = TransferOptions { staging, convert, ..TransferOptions::default() };
-        let report = load_with(&mut loader(device, options, &synthetic), &synthetic).unwrap().report;
+        let report = load_with(&mut loader(device, options), &synthetic).unwrap().report;
         assert_eq!(report.main_stage.stage, stage, "{report:#?}");
         assert!(report.main_stage.bytes_per_second.is_some_and(|rate| rate <= SLOW * 1.01), "{report:#?}");
         assert!(report.main_stage.seconds <= report.seconds, "{report:#?}");

@@ -131,7 +131,7 @@ fn each_read_and_upload_is_told_once_whatever_the_device_and_the_order() {
             for device in devices {
                 let what = format!("seed {seed} on {}", device.name());
                 let notes = Arc::new(Notes::default());
-                let mut loader = Loader::new(device, options(&notes)).with_storage(Arc::new(synthetic.storage.clone()));
+                let mut loader = Loader::new(device, options(&notes));
                 if seed % 2 == 0 {
                     loader = loader.with_queue(move |_, _| Box::new(ShuffledQueue::new(seed, 4)));
                 }
@@ -155,7 +155,7 @@ fn a_load_that_fails_has_told_what_it_did() {
             });
             let notes = Arc::new(Notes::default());
             let loader = Loader::new(Arc::new(LazyDevice::new(number)), options(&notes));
-            let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+            let mut loader = loader;
             let told = Told::of(&mut loader, &notes, &synthetic.checkpoint);
             told.check_times("failing");
             told.reads();
@@ -168,7 +168,7 @@ fn a_load_that_fails_has_told_what_it_did() {
         let synthetic = Synthetic::new(7, 3, 300_000, |_, file| file);
         let notes = Arc::new(Notes::default());
         let loader = Loader::new(Arc::new(LazyDevice::failing(3, 2)), options(&notes));
-        let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+        let mut loader = loader;
         let told = Told::of(&mut loader, &notes, &synthetic.checkpoint);
         assert!(matches!(told.outcome, Err(Error::Device { .. })));
         told.check_times("failing upload");

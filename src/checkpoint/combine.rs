@@ -13,6 +13,7 @@ use super::{Checkpoint, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::storage::LocalStorage;
 
 /// The files as one checkpoint. They are those of the index, in its order, where there is an index.
 pub(crate) fn join(path: &Path, parts: Vec<Checkpoint>, index: Option<&Index>) -> Result<Checkpoint> {
@@ -49,6 +50,7 @@ impl<'a> Join<'a> {
             format: first.format,
             skipped: Vec::new(),
             shared: Vec::new(),
+            storage: Arc::new(LocalStorage),
         };
         let (tensors, elsewhere, names) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let [twice, stale, unlisted] = [(); 3].map(|()| Listed::new());

@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::DeflateDecoder;
 
-use super::Shard;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::storage::{FileSystem, Identity, Limits, MappedFile, OpenFile, Residency, Route, Source};
+use crate::storage::{FileSystem, Limits, MappedFile, OpenFile, Residency, Route, Source, Version};
 
 /// A span of the file that is read in one go for what is asked of it, beyond what is asked, in bytes.
 const SLACK_BYTES: u64 = 1 << 20;
@@ -120,16 +119,6 @@ pub(crate) fn open(file: Arc<dyn OpenFile>, recipe: Arc<Recipe>) -> Arc<dyn Open
     Arc::new(MadeFile { file, maker: Arc::new(maker) })
 }
 
-impl Shard {
-    /// The open file of the shard, as a load sees it.
-    pub(crate) fn as_loaded(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
-        match &self.derived {
-            Some(recipe) => open(file, Arc::clone(recipe)),
-            None => file,
-        }
-    }
-}
-
 struct MadeFile {
     file: Arc<dyn OpenFile>,
     maker: Arc<Maker>,
@@ -140,8 +129,12 @@ impl OpenFile for MadeFile {
         self.file.path()
     }
 
-    fn identity(&self) -> Identity {
-        self.file.identity()
+    fn version(&self) -> Version {
+        self.file.version()
+    }
+
+    fn volume(&self) -> String {
+        self.file.volume()
     }
 
     fn file_system(&self) -> &FileSystem {

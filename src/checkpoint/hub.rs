@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::index::is_plain_name;
 use super::shard;
 use crate::error::{Error, Result};
+use crate::storage::{EntryKind, Location, Storage};
 
 /// The cache folder of a name such as `org/name`, if `path` can be one at all.
 pub(crate) fn cache_folder(path: &Path, cache: &Path) -> Option<PathBuf> {
@@ -29,32 +30,38 @@ pub(crate) fn model_name(path: &Path) -> Option<&str> {
 }
 
 /// Whether the folder is a model's folder in a cache, not a snapshot of it.
-pub(crate) fn is_cache_folder(folder: &Path) -> bool {
-    folder.join("snapshots").is_dir() && (folder.join("refs").is_dir() || folder.join("blobs").is_dir())
+pub(crate) fn is_cache_folder(storage: &dyn Storage, folder: &Path) -> bool {
+    let has = |name: &str| is_folder(storage, &folder.join(name));
+    has("snapshots") && (has("refs") || has("blobs"))
+}
+
+fn is_folder(storage: &dyn Storage, path: &Path) -> bool {
+    storage.head(&Location::from(path)).is_ok_and(|head| head.kind == EntryKind::Folder)
 }
 
 /// The longest `refs/main` that is read, in bytes: it holds a commit's hash or the name of a branch.
 const MAX_REF_BYTES: u64 = 4096;
 
 /// The snapshot that `refs/main` names, or the only one there is.
-pub(crate) fn snapshot(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn snapshot(storage: &dyn Storage, folder: &Path) -> Result<PathBuf> {
     let snapshots = folder.join("snapshots");
     // Read as weights are: a named pipe in its place must not be waited for.
-    let named = shard::read_text(&folder.join("refs/main"), MAX_REF_BYTES).ok();
+    let named = shard::read_text(storage, &folder.join("refs/main"), MAX_REF_BYTES).ok();
     let named = named.and_then(|text| String::from_utf8(text).ok());
     if let Some(revision) = named.as_deref().map(str::trim).filter(|revision| is_plain_name(revision)) {
         let snapshot = snapshots.join(revision);
-        return if snapshot.is_dir() { Ok(snapshot) } else { Err(absent(folder, revision)) };
+        return if is_folder(storage, &snapshot) { Ok(snapshot) } else { Err(absent(folder, revision)) };
     }
-    match &all_snapshots(&snapshots)?[..] {
+    match &all_snapshots(storage, &snapshots)?[..] {
         [only] => Ok(only.clone()),
         several => Err(undecided(folder, several)),
     }
 }
 
-fn all_snapshots(snapshots: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(snapshots).map_err(|e| Error::io("list", snapshots, e))?;
-    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir()).collect();
+fn all_snapshots(storage: &dyn Storage, snapshots: &Path) -> Result<Vec<PathBuf>> {
+    let entries = storage.list(&Location::from(snapshots))?.into_iter();
+    let folders = entries.filter(|entry| entry.kind == EntryKind::Folder);
+    let mut found: Vec<PathBuf> = folders.map(|entry| snapshots.join(entry.name)).collect();
     found.sort();
     Ok(found)
 }

@@ -17,6 +17,7 @@ use super::{Checkpoint, Format, Shard, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::storage::LocalStorage;
 
 /// A single file as a checkpoint, its tensors as they are stored: pieces stay pieces.
 pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
@@ -69,7 +70,9 @@ fn checkpoint(
     warnings: Vec<String>,
 ) -> Checkpoint {
     let (path, format) = (path.to_owned(), Format::Safetensors);
-    Checkpoint { path, shards, tensors, metadata, warnings, format, skipped: Vec::new(), shared: Vec::new() }
+    let storage = Arc::new(LocalStorage); // whoever opens it says otherwise
+    let (skipped, shared) = (Vec::new(), Vec::new());
+    Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage }
 }
 
 fn cut(head: &Head) -> Result<Offsets> {

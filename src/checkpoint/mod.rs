@@ -55,7 +55,7 @@ use std::sync::Arc;
 use crate::dtype::StoredDtype;
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::counted;
-use crate::storage::Identity;
+use crate::storage::{Storage, Version};
 
 /// One weight file.
 #[derive(Debug, Clone)]
@@ -65,7 +65,7 @@ pub struct Shard {
     /// Length in bytes.
     pub bytes: u64,
     /// What the file was when its header was read; a load refuses a file that is no longer the same.
-    pub identity: Identity,
+    pub version: Version,
     /// How the shard's bytes are made of the file's, where they do not lie in it as they are loaded; `bytes` counts what is made.
     pub derived: Option<Arc<Recipe>>,
 }
@@ -130,6 +130,8 @@ pub struct Checkpoint {
     pub(crate) format: Format,
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) shared: Vec<Vec<Arc<str>>>,
+    /// Where the files are.
+    pub(crate) storage: Arc<dyn Storage>,
 }
 
 impl TensorInfo {
@@ -162,6 +164,11 @@ impl Checkpoint {
     /// The path that was opened.
     pub fn path(&self) -> &std::path::Path {
         &self.path
+    }
+
+    /// Where the files are.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
     }
 
     /// The weight files.

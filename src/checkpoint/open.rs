@@ -3,18 +3,17 @@
 //! It reads headers, an index and `refs/main`, and nothing else. Which names of a folder count is `folder`'s knowledge, what
 //! a header may say `safetensors`'s, and how files fit together `merge`'s.
 
-use std::fs::DirEntry;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
-use super::torch::bytes::{self, Window};
 use super::{Checkpoint, combine, hub, lookalike, merge, nearest, rank_files, shard, torch};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 use crate::setting::Setting;
+use crate::storage::{Entry, EntryKind, Head, LocalStorage, Location, Storage};
 
 /// Ends of names that are weights in formats that are not read.
 const FOREIGN: &[&str] = &[".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx", ".pkl", ".distcp"];
@@ -26,8 +25,10 @@ const PART: &str = "distcp";
 const TORCH: &[&str] = &[".bin", ".pt", ".pth", ".ckpt"];
 
 /// How to open a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct OpenOptions {
+    /// Where the files are: the machine's own file systems, unless told otherwise.
+    pub storage: Arc<dyn Storage>,
     /// The longest header, and the longest index, that is read, in bytes.
     pub max_header_bytes: u64,
     /// Which copy of the weights to take from a folder that holds several: `fp16` takes `model.fp16.safetensors`.
@@ -44,6 +45,7 @@ pub struct OpenOptions {
 impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
+            storage: Arc::new(LocalStorage),
             max_header_bytes: MAX_HEADER_BYTES,
             variant: None,
             hub_cache: None,
@@ -70,16 +72,14 @@ impl Checkpoint {
     /// As [`Checkpoint::open`]. A header above the limit is [`Error::Limit`].
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checkpoint> {
         let path = path.as_ref();
-        let mut checkpoint = match std::fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => open_folder(path, options),
+        let mut checkpoint = match head(options, path) {
+            Ok(Head { kind: EntryKind::Folder, .. }) => open_folder(path, options),
             Ok(_) if is_index(path) => open_index(path, None, options),
             Ok(_) => open_file(path, options),
-            Err(e) if e.kind() == io::ErrorKind::NotFound && shard::dangling(path).is_none() => {
-                open_name(path, options)
-            }
-            // Opening it again says why, for a dangling link too.
-            Err(_) => open_file(path, options),
+            Err(error) if is_absent(&error) && dangling(options, path).is_none() => open_name(path, options),
+            Err(error) => Err(error),
         }?;
+        checkpoint.storage = Arc::clone(&options.storage);
         let emptiness = checkpoint.emptiness();
         checkpoint.warnings.extend(emptiness);
         Ok(checkpoint)
@@ -90,24 +90,38 @@ fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
+fn head(options: &OpenOptions, path: &Path) -> Result<Head> {
+    options.storage.head(&Location::from(path))
+}
+
+fn is_folder(options: &OpenOptions, path: &Path) -> bool {
+    head(options, path).is_ok_and(|head| head.kind == EntryKind::Folder)
+}
+
+fn dangling(options: &OpenOptions, path: &Path) -> Option<String> {
+    options.storage.dangling(&Location::from(path))
+}
+
+fn is_absent(error: &Error) -> bool {
+    error.kind() == ErrorKind::NotFound
+}
+
 /// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
-    let (file, metadata) = shard::open_regular(path)?;
+    let file = shard::open(&*options.storage, path)?;
     torch::dcp::refuse_alone(path)?;
-    let window = Window { file: &file, start: 0, len: metadata.len() };
-    let cannot = |error| Error::io("read", path, error);
-    let beginning = bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).map_err(cannot)?;
-    if let Some(kind) = torch::recognise(&beginning, metadata.len()) {
-        return torch::open(path, &file, &metadata, kind, options);
+    let (beginning, len) = (shard::beginning(&*file, torch::BEGINNING)?, file.version().len());
+    if let Some(kind) = torch::recognise(&beginning, len) {
+        return torch::open(path, kind, options);
     }
     // Under its own name a safetensors file is what everyone takes it for; under another, a second archive may be in it.
     let named = path.extension().is_some_and(|extension| extension == "safetensors");
-    if !named && torch::hides_archive(&window).map_err(cannot)? {
+    if !named && torch::hides_archive(path)? {
         return Err(Error::malformed(path, torch::hidden_archive()));
     }
     demand_no_key(path, options)?;
-    refuse_openvino(path, &beginning, metadata.len())?;
-    match shard::read_head(path, options.max_header_bytes) {
+    refuse_openvino(path, &beginning, len, options)?;
+    match shard::head_of(&*file, options.max_header_bytes) {
         Ok(head) => Ok(merge::one(path, head)),
         Err(error) => Err(by_name(path, error)),
     }
@@ -136,16 +150,14 @@ fn by_name(path: &Path, error: Error) -> Error {
 }
 
 /// The weights of OpenVINO are bytes without a head; what they are stands in the `.xml` of the same name.
-fn refuse_openvino(path: &Path, beginning: &[u8], len: u64) -> Result<()> {
+fn refuse_openvino(path: &Path, beginning: &[u8], len: u64, options: &OpenOptions) -> Result<()> {
     let description = path.with_extension("xml");
     if path.extension().is_none_or(|end| end != "bin") || torch::is_safetensors(beginning, len) {
         return Ok(());
     }
     let begins = |text: &[u8]| text.starts_with(b"<?xml") || text.starts_with(b"<net");
-    let known = shard::open_regular(&description).ok().and_then(|(file, metadata)| {
-        let window = Window { file: &file, start: 0, len: metadata.len() };
-        bytes::read_vec(&window, 0, metadata.len().min(torch::BEGINNING)).ok()
-    });
+    let known = shard::open(&*options.storage, &description).ok();
+    let known = known.and_then(|file| shard::beginning(&*file, torch::BEGINNING).ok());
     if !known.is_some_and(|text| begins(text.trim_ascii_start())) {
         return Ok(());
     }
@@ -169,12 +181,12 @@ pub(super) fn demand_no_key(path: &Path, options: &OpenOptions) -> Result<()> {
 fn open_name(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let cached = options.hub_cache.as_deref().and_then(|cache| hub::cache_folder(path, cache));
     match cached.as_deref() {
-        Some(folder) if folder.is_dir() => open_folder(folder, options),
-        cached => Err(no_such_path(path, cached)),
+        Some(folder) if is_folder(options, folder) => open_folder(folder, options),
+        cached => Err(no_such_path(path, cached, options)),
     }
 }
 
-fn no_such_path(path: &Path, cached: Option<&Path>) -> Error {
+fn no_such_path(path: &Path, cached: Option<&Path>, options: &OpenOptions) -> Error {
     let what = match cached {
         None => format!("{}: no such file or folder", path.display()),
         Some(folder) => {
@@ -182,27 +194,27 @@ fn no_such_path(path: &Path, cached: Option<&Path>) -> Error {
         }
     };
     let download = || "vramp does not download: fetch the model first, for example with `hf download`".to_owned();
-    let hint = near_file(path).or_else(|| hub::model_name(path).filter(|name| name.contains('/')).map(|_| download()));
+    let hint = near_file(path, options)
+        .or_else(|| hub::model_name(path).filter(|name| name.contains('/')).map(|_| download()));
     Error::NotFound { what, hint }
 }
 
-fn near_file(path: &Path) -> Option<String> {
+fn near_file(path: &Path, options: &OpenOptions) -> Option<String> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = std::fs::read_dir(parent) else {
+    let Ok(entries) = options.storage.list(&Location::from(parent)) else {
         return Some(format!("its folder {} is not there either", parent.display())).filter(|_| !path.is_relative());
     };
-    let names: Vec<String> =
-        entries.take(10_000).filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let names: Vec<String> = entries.into_iter().take(10_000).map(|entry| entry.name).collect();
     nearest::hint(path.file_name()?.to_str()?, names.iter().map(String::as_str))
 }
 
 // ---- folders
 
 fn open_folder(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
-    if hub::is_cache_folder(path) {
-        return open_folder(&hub::snapshot(path)?, options);
+    if hub::is_cache_folder(&*options.storage, path) {
+        return open_folder(&hub::snapshot(&*options.storage, path)?, options);
     }
-    let listing = Listing::of(path)?;
+    let listing = Listing::of(path, options)?;
     match folder::choose(&listing.files, options.variant.as_deref(), folder::SAFETENSORS) {
         Ok(Choice { files: Files::Index(name), others }) => open_index(&path.join(name), Some((path, others)), options),
         Ok(Choice { files: Files::Weights(names), others }) => open_weights(path, &names, &others, options),
@@ -221,7 +233,7 @@ fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> R
         }
         Ok(Choice { files: Files::Weights(names), others }) => {
             let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
-            refuse_dangling(path, &paths)?;
+            refuse_dangling(path, &paths, options)?;
             let mut checkpoint = open_each(path, paths.into_iter(), None, options)?;
             checkpoint.warnings.extend(left_alone(others.iter()));
             return Ok(Some(checkpoint));
@@ -287,14 +299,10 @@ struct Listing {
 }
 
 impl Listing {
-    fn of(path: &Path) -> Result<Listing> {
-        let cannot = |e| Error::io("list", path, e);
+    fn of(path: &Path, options: &OpenOptions) -> Result<Listing> {
         let mut listing = Listing { files: Vec::new(), folders: Vec::new() };
-        for entry in std::fs::read_dir(path).map_err(cannot)? {
-            let entry = entry.map_err(cannot)?;
-            // A name that is not UTF-8 is none that any writer of checkpoints makes.
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            if is_folder(&entry) { listing.folders.push(name) } else { listing.files.push(name) }
+        for Entry { name, kind } in options.storage.list(&Location::from(path))? {
+            if kind == EntryKind::Folder { listing.folders.push(name) } else { listing.files.push(name) }
         }
         listing.files.sort();
         listing.folders.sort();
@@ -314,33 +322,25 @@ impl Listing {
     }
 }
 
-fn is_folder(entry: &DirEntry) -> bool {
-    match entry.file_type() {
-        Ok(kind) if kind.is_symlink() => entry.path().is_dir(),
-        Ok(kind) => kind.is_dir(),
-        Err(_) => false,
-    }
-}
-
 fn open_weights(path: &Path, names: &[String], others: &[String], options: &OpenOptions) -> Result<Checkpoint> {
     demand_no_key(path, options)?;
     let paths: Vec<PathBuf> = names.iter().map(|name| path.join(name)).collect();
-    refuse_dangling(path, &paths)?;
-    let heads = shard::read_heads(&paths, options.max_header_bytes)?;
+    refuse_dangling(path, &paths, options)?;
+    let heads = shard::read_heads(&*options.storage, &paths, options.max_header_bytes)?;
     let mut checkpoint = merge::many(path, heads, None)?;
     checkpoint.warnings.extend(left_alone(others.iter()));
     Ok(checkpoint)
 }
 
 /// Refuses files of a folder that are links to nothing, all of them at once.
-fn refuse_dangling(path: &Path, files: &[PathBuf]) -> Result<()> {
+fn refuse_dangling(path: &Path, files: &[PathBuf], options: &OpenOptions) -> Result<()> {
     let name = |file: &PathBuf| quoted(&file.file_name().unwrap_or_default().to_string_lossy());
-    let dangling = files.iter().filter_map(|file| Some(format!("{} is {}", name(file), shard::dangling(file)?)));
-    let dangling: Listed = dangling.collect();
-    if dangling.is_empty() {
+    let links = files.iter().filter_map(|file| Some(format!("{} is {}", name(file), dangling(options, file)?)));
+    let links: Listed = links.collect();
+    if links.is_empty() {
         return Ok(());
     }
-    let what = format!("{}: {} to nothing: {dangling}", path.display(), counted(dangling.len(), "link"));
+    let what = format!("{}: {} to nothing: {links}", path.display(), counted(links.len(), "link"));
     Err(Error::NotFound { what, hint: Some(FETCH_BLOBS.into()) })
 }
 
@@ -368,7 +368,7 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
             what: format!("{}: several indexes, and none is model.safetensors.index.json", path.display()),
             hint: Some(format!("name the one that you want: {}", indexes.join(", "))),
         },
-        NoChoice::Nothing { ignored, variants } => match foreign(path, listing) {
+        NoChoice::Nothing { ignored, variants } => match foreign(path, listing, options) {
             Some(what) if ignored.is_empty() && variants.is_empty() => {
                 Error::Unsupported { path: path.to_owned(), tensor: None, what }
             }
@@ -377,10 +377,10 @@ fn nothing_chosen(path: &Path, listing: &Listing, options: &OpenOptions, why: No
     }
 }
 
-fn foreign(path: &Path, listing: &Listing) -> Option<String> {
+fn foreign(path: &Path, listing: &Listing, options: &OpenOptions) -> Option<String> {
     let is_foreign = |name: &&String| FOREIGN.iter().chain(TORCH).chain(&[".sft"]).any(|end| name.ends_with(end));
     let found: Listed = listing.files.iter().filter(is_foreign).map(|name| quoted(name)).collect();
-    let below = folders_hint(path, listing);
+    let below = folders_hint(path, listing, options);
     let then = if below.is_some() { "" } else { ": name the file that you want" };
     let what = format!("nothing here is the model's by its name, there is only {found}{then}");
     (!found.is_empty()).then(|| below.map_or(what.clone(), |below| format!("{what}; {below}")))
@@ -398,8 +398,9 @@ fn nothing_found(
         Some(word) => format!("model.safetensors.index.{word}.json, model.{word}.safetensors, *.{word}.safetensors"),
     };
     let what = format!("{}: no weights found; looked for {looked_for}", path.display());
-    let hint =
-        variants_hint(options, variants).or_else(|| ignored_hint(ignored)).or_else(|| folders_hint(path, listing));
+    let hint = variants_hint(options, variants)
+        .or_else(|| ignored_hint(ignored))
+        .or_else(|| folders_hint(path, listing, options));
     Error::NotFound { what, hint }
 }
 
@@ -418,18 +419,18 @@ fn ignored_hint(ignored: &[String]) -> Option<String> {
 }
 
 /// Sub-folders are never searched, but those that hold weights are worth a word: of any format, also two levels below.
-fn folders_hint(path: &Path, listing: &Listing) -> Option<String> {
+fn folders_hint(path: &Path, listing: &Listing, options: &OpenOptions) -> Option<String> {
     const MOST_FOLDERS: usize = 50;
     let mut found = Listed::new();
     for name in listing.folders.iter().filter(|name| !folder::is_ignored(name)).take(MOST_FOLDERS) {
-        let Ok(inside) = Listing::of(&path.join(name)) else { continue };
+        let Ok(inside) = Listing::of(&path.join(name), options) else { continue };
         if inside.holds_weights() {
             found.push(|| quoted(name));
             continue;
         }
         for below in inside.folders.iter().filter(|below| !folder::is_ignored(below)).take(MOST_FOLDERS) {
             let below = format!("{name}/{below}");
-            if Listing::of(&path.join(&below)).is_ok_and(|listing| listing.holds_weights()) {
+            if Listing::of(&path.join(&below), options).is_ok_and(|listing| listing.holds_weights()) {
                 found.push(|| quoted(&below));
             }
         }
@@ -442,16 +443,16 @@ fn folders_hint(path: &Path, listing: &Listing) -> Option<String> {
 
 /// Opens what an index names. `within` is the folder that was opened and its weight files, where it was a folder.
 fn open_index(path: &Path, within: Option<(&Path, Vec<String>)>, options: &OpenOptions) -> Result<Checkpoint> {
-    let text = shard::read_text(path, options.max_header_bytes)?;
+    let text = shard::read_text(&*options.storage, path, options.max_header_bytes)?;
     let index = Index::parse(&text).map_err(|fault| Error::malformed(path, fault))?;
     refuse_foreign_files(path, &index)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let paths: Vec<PathBuf> = index.files().iter().map(|name| folder.join(name)).collect();
-    demand_present(path, &index, &paths)?;
+    demand_present(path, &index, &paths, options)?;
     let is_safetensors = |name: &String| name.ends_with(".safetensors");
     let mut checkpoint = if index.files().iter().all(is_safetensors) {
         demand_no_key(path, options)?;
-        merge::many(path, shard::read_heads(&paths, options.max_header_bytes)?, Some(&index))?
+        merge::many(path, shard::read_heads(&*options.storage, &paths, options.max_header_bytes)?, Some(&index))?
     } else {
         open_each(path, paths.into_iter(), Some(&index), options)?
     };
@@ -472,24 +473,24 @@ fn refuse_foreign_files(path: &Path, index: &Index) -> Result<()> {
     Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
 }
 
-fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
-    let is_absent = |path: &Path| std::fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-    let (mut absent, mut dangling) = (Listed::new(), Listed::new());
+fn demand_present(path: &Path, index: &Index, paths: &[PathBuf], options: &OpenOptions) -> Result<()> {
+    let is_absent = |path: &Path| head(options, path).is_err_and(|error| is_absent(&error));
+    let (mut absent, mut links) = (Listed::new(), Listed::new());
     for (at, name) in index.files().iter().enumerate() {
         let Some(path) = paths.get(at).filter(|path| is_absent(path)) else { continue };
         // Looked up for the files that are shown only: an index may name a million of them.
         let tensors = || examples(index.tensors_of(at));
-        match shard::dangling(path) {
-            Some(link) => dangling.push(|| format!("{} (with {}) is {link}", quoted(name), tensors())),
+        match dangling(options, path) {
+            Some(link) => links.push(|| format!("{} (with {}) is {link}", quoted(name), tensors())),
             None => absent.push(|| format!("{} (with {})", quoted(name), tensors())),
         }
     }
-    if absent.is_empty() && dangling.is_empty() {
+    if absent.is_empty() && links.is_empty() {
         return Ok(());
     }
     let absent_words = || format!("{}, not there: {absent}", counted(absent.len(), "file"));
-    let dangling_words = || format!("{} to nothing: {dangling}", counted(dangling.len(), "link"));
-    let what = match (absent.is_empty(), dangling.is_empty()) {
+    let dangling_words = || format!("{} to nothing: {links}", counted(links.len(), "link"));
+    let what = match (absent.is_empty(), links.is_empty()) {
         (false, true) => absent_words(),
         (true, _) => dangling_words(),
         (false, false) => format!("{}; and {}", absent_words(), dangling_words()),
@@ -497,7 +498,7 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf]) -> Result<()> {
     let whole = path.with_file_name("model.safetensors");
     Err(Error::NotFound {
         what: format!("{}: the index names {what}", path.display()),
-        hint: Some(match whole.is_file() {
+        hint: Some(match head(options, &whole).is_ok_and(|head| head.kind == EntryKind::File) {
             true => format!("fetch them; or, if the index is an old one, open {} itself", whole.display()),
             false if absent.is_empty() => FETCH_BLOBS.into(),
             false => "fetch them: the download was cut short, or the index is of another version".into(),

@@ -124,7 +124,9 @@ impl Quantised {
 impl Declared {
     fn of(checkpoint: &Checkpoint) -> Declared {
         let folder = checkpoint.shards.first().and_then(|shard| shard.path.parent());
-        let text = folder.and_then(|folder| shard::read_text(&folder.join("config.json"), MAX_CONFIG_BYTES).ok());
+        let text = folder.and_then(|folder| {
+            shard::read_text(&*checkpoint.storage, &folder.join("config.json"), MAX_CONFIG_BYTES).ok()
+        });
         let config = text.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
         let in_config = config.as_ref().and_then(|config| {
             let places = [Some(config), config.get("text_config"), config.get("language_config")];

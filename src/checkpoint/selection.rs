@@ -264,7 +264,7 @@ impl Checkpoint {
     #[allow(clippy::type_complexity)]
     fn rank_dims(&self, parallel: &TensorParallel) -> Result<Box<dyn Fn(&str) -> Result<Option<usize>, String>>> {
         if parallel.dims.is_empty() {
-            let rules = Rules::of(self.folder(), parallel.world)?;
+            let rules = Rules::of(&*self.storage, self.folder(), parallel.world)?;
             return Ok(Box::new(move |name| rules.dim(name)));
         }
         let names = self.all_names();

@@ -1,27 +1,46 @@
 //! Opens one weight file, reads its header and closes it again: 200 shards need no 200 descriptors.
 //!
-//! Only regular files are opened, and never in a way that could hang (a pipe without a writer). Only the head is read; the
+//! Everything is read through the port to the storage. Only the head is read; the
 //! bytes that a hostile length field asks for are allocated after it has been compared with the file's length.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::num::NonZero;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::Shard;
 use super::safetensors::{self, Header, LENGTH_BYTES, Rejected};
+use super::{Shard, derived};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, quoted};
 use crate::setting::Setting;
-use crate::storage::Identity;
+use crate::storage::{Fallbacks, Location, OpenFile, Route, Source, Storage};
 
 /// Bytes read at first: most headers fit, so that one read does.
 const FIRST_READ: u64 = 64 << 10;
 
 /// Files whose headers are read at the same time, at most.
 const THREADS: usize = 8;
+
+impl Shard {
+    /// Opens the file and demands that it is the one whose header was read. What is made of a file is made as it is read.
+    ///
+    /// # Errors
+    /// When it cannot be opened; [`Error::Changed`] where it is another version now.
+    pub fn open(&self, storage: &dyn Storage, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
+        let file = storage.open(&Location::from(&self.path), fallbacks)?;
+        match (self.version.difference(&file.version()), &self.derived) {
+            (Some(what), _) => {
+                let what = format!("{what}, since its header was read");
+                Err(Error::Changed { path: self.path.clone(), what })
+            }
+            (None, Some(recipe)) => Ok(derived::open(file, Arc::clone(recipe))),
+            (None, None) => Ok(file),
+        }
+    }
+}
 
 /// One weight file and what its header says.
 #[derive(Debug)]
@@ -31,12 +50,12 @@ pub(crate) struct Head {
 }
 
 /// Reads the heads of many files, several at a time. All damaged files are in the one error.
-pub(crate) fn read_heads(paths: &[PathBuf], limit: u64) -> Result<Vec<Head>> {
+pub(crate) fn read_heads(storage: &dyn Storage, paths: &[PathBuf], limit: u64) -> Result<Vec<Head>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         while let Some((at, path)) = take(&next, paths) {
-            done.push((at, read_head(path, limit)));
+            done.push((at, read_head(storage, path, limit)));
         }
         done
     };
@@ -86,17 +105,33 @@ fn file_name(path: &Path) -> String {
 }
 
 /// Reads the head of one file.
-pub(crate) fn read_head(path: &Path, limit: u64) -> Result<Head> {
-    let (file, metadata) = open_regular(path)?;
-    let bytes = metadata.len();
-    let beginning = read(&file, path, 0, bytes.min(FIRST_READ))?;
+pub(crate) fn read_head(storage: &dyn Storage, path: &Path, limit: u64) -> Result<Head> {
+    head_of(&*open(storage, path)?, limit)
+}
+
+/// Reads the head of an open file.
+pub(crate) fn head_of(file: &dyn OpenFile, limit: u64) -> Result<Head> {
+    let (path, version, source) = (file.path(), file.version(), file.source(Route::Buffered));
+    let bytes = version.len();
+    let beginning = read(&*source, path, 0, bytes.min(FIRST_READ))?;
     let header_bytes = safetensors::header_len(&beginning, bytes, limit).map_err(|why| rejected(path, limit, why))?;
     let header = match in_memory(&beginning, header_bytes) {
         Some(header) => safetensors::parse(header, bytes),
-        None => safetensors::parse(&read(&file, path, LENGTH_BYTES, header_bytes)?, bytes),
+        None => safetensors::parse(&read(&*source, path, LENGTH_BYTES, header_bytes)?, bytes),
     };
     let header = header.map_err(|fault| Error::malformed(path, fault))?;
-    Ok(Head { shard: Shard { path: path.to_owned(), bytes, identity: identity(&metadata), derived: None }, header })
+    Ok(Head { shard: Shard { path: path.to_owned(), bytes, version, derived: None }, header })
+}
+
+/// Opens a file to read what it says of itself.
+pub(crate) fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn OpenFile>> {
+    // Which way its bytes come is of no interest here.
+    storage.open(&Location::from(path), &Fallbacks::default())
+}
+
+/// The first bytes of an open file, at most `most`.
+pub(crate) fn beginning(file: &dyn OpenFile, most: u64) -> Result<Vec<u8>> {
+    read(&*file.source(Route::Buffered), file.path(), 0, file.version().len().min(most))
 }
 
 fn in_memory(beginning: &[u8], header_bytes: u64) -> Option<&[u8]> {
@@ -117,9 +152,9 @@ fn rejected(path: &Path, limit: u64, why: Rejected) -> Error {
 }
 
 /// Reads a text file (an index, a config) whole, refusing one longer than `limit` bytes.
-pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let (file, metadata) = open_regular(path)?;
-    match metadata.len() {
+pub(crate) fn read_text(storage: &dyn Storage, path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let file = open(storage, path)?;
+    match file.version().len() {
         0 => Err(Error::malformed(path, Fault::Empty)),
         found if found > limit => Err(Error::Limit {
             what: format!("the length in bytes of {}", path.display()),
@@ -127,13 +162,13 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Vec<u8>> {
             found,
             hint: Some(format!("raise the limit with {}", Setting::MaxHeaderBytes)),
         }),
-        len => read(&file, path, 0, len),
+        len => read(&*file.source(Route::Buffered), path, 0, len),
     }
 }
 
 /// Reads a text as [`read_text`] does, or what a pipe or a device gives until its end.
 pub(crate) fn read_stream(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let file = File::open(path).map_err(|e| cannot_open(path, e))?;
+    let file = File::open(path).map_err(|e| Error::io("open", path, e))?;
     read_to_end(file, path, limit)
 }
 
@@ -151,14 +186,11 @@ pub(crate) fn read_to_end(stream: impl Read, path: &Path, limit: u64) -> Result<
 }
 
 /// `len` is never above the file's length, nor above a limit.
-fn read(file: &File, path: &Path, offset: u64, len: u64) -> Result<Vec<u8>> {
-    match zeroed(len).and_then(|mut bytes| file.read_exact_at(&mut bytes, offset).map(|()| bytes)) {
-        Ok(bytes) => Ok(bytes),
-        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            Err(Error::Changed { path: path.to_owned(), what: "it became shorter".into() })
-        }
-        Err(e) => Err(Error::Io { op: "read", path: path.to_owned(), range: Some(offset..offset + len), source: e }),
-    }
+fn read(source: &dyn Source, path: &Path, offset: u64, len: u64) -> Result<Vec<u8>> {
+    let range = Some(offset..offset.saturating_add(len));
+    let mut bytes = zeroed(len).map_err(|source| Error::Io { op: "read", path: path.to_owned(), range, source })?;
+    source.read_at(offset, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Memory for `len` bytes, or an error: a limit that the user raised may be above what this machine has.
@@ -172,56 +204,16 @@ fn zeroed(len: u64) -> io::Result<Vec<u8>> {
 
 /// Opens a regular file for reading. The kind is looked at before (a device may act when it is opened) and after.
 pub(crate) fn open_regular(path: &Path) -> Result<(File, Metadata)> {
-    let metadata = std::fs::metadata(path).map_err(|e| cannot_open(path, e))?;
+    let metadata = std::fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
     demand_regular(path, &metadata)?;
     let file = std::fs::OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
-        .map_err(|e| cannot_open(path, e))?;
+        .map_err(|e| Error::io("open", path, e))?;
     let metadata = file.metadata().map_err(|e| Error::io("examine", path, e))?;
     demand_regular(path, &metadata)?;
     Ok((file, metadata))
-}
-
-fn cannot_open(path: &Path, error: io::Error) -> Error {
-    match dangling(path) {
-        Some(link) if error.kind() == io::ErrorKind::NotFound => Error::NotFound {
-            what: format!("{}: {link}", path.display()),
-            hint: Some("the download was cut short or its blob was removed; fetch it again".into()),
-        },
-        _ => Error::io("open", path, error),
-    }
-}
-
-/// `a link to "x", which is not there`, if the path is a link that leads nowhere, or goes through a folder that is one.
-pub(crate) fn dangling(path: &Path) -> Option<String> {
-    let is_gone = |path: &Path| std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    if !is_gone(path) {
-        return None;
-    }
-    // The outermost link that leads nowhere: what lies below it cannot be looked at.
-    let mut above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
-    above.reverse();
-    let link = above.into_iter().find(|above| above.is_symlink() && is_gone(above))?;
-    let target = std::fs::read_link(link).ok()?;
-    let end = end_of(link);
-    let within = if link == path { String::new() } else { format!("its folder {} is ", link.display()) };
-    let by_way = link.parent().map_or(target.clone(), |parent| parent.join(&target));
-    let which = if end == by_way { String::new() } else { format!(" and in the end to {}", end.display()) };
-    Some(format!("{within}a link to {}{which}, which is not there", target.display()))
-}
-
-/// Where a chain of links ends.
-fn end_of(link: &Path) -> PathBuf {
-    /// As many as the kernel follows.
-    const MOST_LINKS: usize = 40;
-    let mut end = link.to_owned();
-    for _ in 0..MOST_LINKS {
-        let Ok(target) = std::fs::read_link(&end) else { break };
-        end = end.parent().map_or(target.clone(), |parent| parent.join(&target));
-    }
-    end
 }
 
 fn demand_regular(path: &Path, metadata: &Metadata) -> Result<()> {
@@ -235,14 +227,4 @@ fn demand_regular(path: &Path, metadata: &Metadata) -> Result<()> {
     };
     let what = format!("it is {what}, not a regular file: weights are read by position");
     Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
-}
-
-/// What the file is now.
-pub(crate) fn identity(metadata: &Metadata) -> Identity {
-    Identity {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        len: metadata.len(),
-        modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
-    }
 }

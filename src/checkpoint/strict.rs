@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::extent::{ShardIndex, Strided};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
 use crate::setting::Setting;
-use crate::storage::{Fallbacks, LocalStorage, Route, Source, Storage};
+use crate::storage::{EntryKind, Fallbacks, LocalStorage, Location, Route, Source, Storage};
 
 /// The longest specification that is read, in bytes.
 const MAX_SPEC_BYTES: u64 = 1 << 30;
@@ -75,7 +74,7 @@ impl Spec {
     /// When neither can be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Spec> {
         let path = path.as_ref();
-        match Spec::text_at(path)? {
+        match Spec::text_at(path, &LocalStorage)? {
             Some(text) => Spec::parse(&text).map_err(|fault| Error::malformed(path, fault)),
             None => Ok(Spec::from(&Checkpoint::open(path)?)),
         }
@@ -91,37 +90,36 @@ impl Spec {
         Spec::parse(&text).map_err(|fault| Error::malformed(name, fault))
     }
 
-    /// The JSON at `path`; `None` if a checkpoint lies there. A file counts as JSON by its name or else by its beginning; what a
+    /// The JSON at `path` of a storage; `None` if a checkpoint lies there. A file counts as JSON by its name or else by its beginning; what a
     /// pipe gives can be nothing else, since weights are read by position.
     ///
     /// # Errors
     /// When the JSON cannot be read.
-    pub fn text_at(path: impl AsRef<Path>) -> Result<Option<Vec<u8>>> {
+    pub fn text_at(path: impl AsRef<Path>, storage: &dyn Storage) -> Result<Option<Vec<u8>>> {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let is_json = name.ends_with(".json") && !name.contains(".index.");
-        match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() => Ok(None),
-            Ok(found) if found.is_file() && (is_json || begins_as_json(path, found.len())) => {
-                shard::read_text(path, MAX_SPEC_BYTES).map(Some)
+        match storage.head(&Location::from(path)).map(|head| head.kind) {
+            Ok(EntryKind::File) if is_json || begins_as_json(path, storage) => {
+                shard::read_text(storage, path, MAX_SPEC_BYTES).map(Some)
             }
-            Ok(found) if !found.is_file() => shard::read_stream(path, MAX_SPEC_BYTES).map(Some),
-            Err(_) if is_json => shard::read_text(path, MAX_SPEC_BYTES).map(Some), // says why
-            _ => Ok(None),
+            Ok(EntryKind::Other) => shard::read_stream(path, MAX_SPEC_BYTES).map(Some),
+            Ok(EntryKind::File | EntryKind::Folder) => Ok(None),
+            Err(error) if is_json => Err(error),
+            Err(_) => Ok(None),
         }
     }
 }
 
 /// Whether a file that is not called `.json` is JSON all the same: it begins with `{`, and the 8 bytes there are no length of a
 /// header of safetensors.
-fn begins_as_json(path: &Path, bytes: u64) -> bool {
+fn begins_as_json(path: &Path, storage: &dyn Storage) -> bool {
     let is_index = path.extension().is_some_and(|extension| extension == "json");
-    let mut beginning = [0; 64];
-    let read = shard::open_regular(path).ok().and_then(|(file, _)| file.read_at(&mut beginning, 0).ok());
-    let Some(beginning) = beginning.get(..read.unwrap_or(0)).filter(|_| !is_index) else { return false };
+    let Some(file) = shard::open(storage, path).ok().filter(|_| !is_index) else { return false };
+    let Ok(beginning) = shard::beginning(&*file, 64) else { return false };
     let claims = beginning.first_chunk().map(|length| u64::from_le_bytes(*length));
-    let is_header = claims.is_some_and(|claims| claims.checked_add(8).is_some_and(|end| end <= bytes));
-    let text = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(beginning);
+    let is_header = claims.is_some_and(|claims| claims.checked_add(8).is_some_and(|end| end <= file.version().len()));
+    let text = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&beginning);
     !is_header && text.trim_ascii_start().first() == Some(&b'{')
 }
 
@@ -620,11 +618,8 @@ impl Files<'_> {
         }
         let known = self.checkpoint.shards.get(shard as usize);
         let known = known.ok_or(Error::Poisoned { what: "a tensor of a shard that is not there" })?;
-        let file = LocalStorage.open(&known.path, &Fallbacks::default())?;
-        if let Some(what) = known.identity.difference(&file.identity()) {
-            return Err(Error::Changed { path: known.path.clone(), what });
-        }
-        let source = known.as_loaded(file).source(Route::Buffered);
+        let file = known.open(&*self.checkpoint.storage, &Fallbacks::default())?;
+        let source = file.source(Route::Buffered);
         self.open.insert(shard, Arc::clone(&source));
         Ok(source)
     }

@@ -10,6 +10,7 @@ use std::path::Path;
 use super::{json, shard};
 use crate::error::{Error, Result};
 use crate::setting::Setting;
+use crate::storage::Storage;
 
 /// The rules of one checkpoint.
 #[derive(Debug)]
@@ -79,9 +80,9 @@ struct Config {
 
 impl Rules {
     /// The rules of the architecture that `config.json` in `folder` names, once `world` ranks can share its heads.
-    pub(crate) fn of(folder: &Path, world: u64) -> Result<Rules> {
+    pub(crate) fn of(storage: &dyn Storage, folder: &Path, world: u64) -> Result<Rules> {
         let path = folder.join("config.json");
-        let config = read(&path)?;
+        let config = read(storage, &path)?;
         let name = config.model_type.as_deref().unwrap_or_default();
         let Some((_, table)) = ARCHITECTURES.iter().find(|(known, _)| *known == name) else {
             return Err(no_rules(&format!("{} says model_type {name:?}, which has no built-in rules", path.display())));
@@ -112,8 +113,8 @@ impl Rules {
     }
 }
 
-fn read(path: &Path) -> Result<Config> {
-    let text = match shard::read_text(path, MAX_CONFIG_BYTES) {
+fn read(storage: &dyn Storage, path: &Path) -> Result<Config> {
+    let text = match shard::read_text(storage, path, MAX_CONFIG_BYTES) {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             return Err(no_rules(&format!("there is no {} to name the architecture", path.display())));
         }

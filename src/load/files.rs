@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::checkpoint::Shard;
+use crate::checkpoint::{Checkpoint, Shard};
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::os;
@@ -31,12 +31,12 @@ struct Open {
 
 impl<'a> Files<'a> {
     pub(super) fn new(
-        storage: &'a dyn Storage,
-        shards: &'a [Shard],
+        checkpoint: &'a Checkpoint,
         plan: &LoadPlan,
         gpu_direct: Arc<GpuDirect>,
         fallbacks: &'a Fallbacks,
     ) -> Files<'a> {
+        let (storage, shards) = (&**checkpoint.storage(), checkpoint.shards());
         let mut remaining = vec![0; shards.len()];
         for transfer in &plan.transfers {
             if let Some(count) = remaining.get_mut(transfer.shard as usize) {
@@ -57,7 +57,7 @@ impl<'a> Files<'a> {
             return Ok(None);
         }
         let shard = self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
-        let open = Open { file: open_same(self.storage, shard, self.fallbacks)?, gpu_direct: OnceCell::new() };
+        let open = Open { file: shard.open(self.storage, self.fallbacks)?, gpu_direct: OnceCell::new() };
         let source = self.source_of(&open, route);
         self.open.insert(index, open);
         Ok(Some(source))
@@ -78,19 +78,5 @@ impl<'a> Files<'a> {
             return Ok(());
         }
         self.open.remove(&index).map_or(Ok(()), |open| open.file.check_unchanged())
-    }
-}
-
-/// Opens a shard and demands that it is the file whose header was read.
-///
-/// # Errors
-/// When it cannot be opened; [`Error::Changed`] where it is another file now.
-pub fn open_same(storage: &dyn Storage, shard: &Shard, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
-    let file = storage.open(&shard.path, fallbacks)?;
-    match shard.identity.difference(&file.identity()) {
-        None => Ok(shard.as_loaded(file)),
-        Some(what) => {
-            Err(Error::Changed { path: shard.path.clone(), what: format!("{what}, since its header was read") })
-        }
     }
 }

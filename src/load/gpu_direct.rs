@@ -15,8 +15,8 @@ use std::time::Instant;
 use super::meter::Meter;
 use super::run::Run;
 use super::trace::Tracer;
-use super::{Loader, TransferOptions, open_same};
-use crate::checkpoint::Shard;
+use super::{Loader, TransferOptions};
+use crate::checkpoint::{Checkpoint, Shard};
 use crate::device::{Device, DirectReads};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -103,14 +103,14 @@ pub(super) fn pays(past_host: f64, by_host: f64) -> bool {
 
 impl Loader {
     /// Where it was asked for: lets the device read all files that it takes.
-    pub(super) fn ask_gpu_direct(&self, shards: &[Shard], facts: &mut [ShardFacts]) -> Result<()> {
+    pub(super) fn ask_gpu_direct(&self, checkpoint: &Checkpoint, facts: &mut [ShardFacts]) -> Result<()> {
         let Some(reads) = self.consent.reads(&*self.device, false, &self.fallbacks) else { return Ok(()) };
         let lying = |(facts, shard): &(&mut ShardFacts, &Shard)| facts.is_used() && shard.derived.is_none();
-        for (facts, shard) in facts.iter_mut().zip(shards).filter(lying) {
-            let file_system = shard.identity.device;
+        for (facts, shard) in facts.iter_mut().zip(checkpoint.shards()).filter(lying) {
+            let file_system = shard.version.device();
             let takes = match self.consent.known(file_system) {
                 Some(known) => known,
-                None => self.consent.settle(file_system, self.takes(&*reads, shard)?),
+                None => self.consent.settle(file_system, self.takes(&*reads, checkpoint, shard)?),
             };
             facts.gpu_direct = takes.then_some(GPU_DIRECT);
         }
@@ -120,11 +120,12 @@ impl Loader {
     /// Where nobody chose: measures, once for each file system, whether it pays, and lets the device read where it does.
     pub(super) fn try_gpu_direct(
         &self,
-        shards: &[Shard],
+        checkpoint: &Checkpoint,
         wanted: &[Wanted],
         facts: &mut [ShardFacts],
         trial: Trial,
     ) -> Result<()> {
+        let shards = checkpoint.shards();
         if self.device.limits().host_visible {
             return Ok(());
         }
@@ -134,13 +135,14 @@ impl Loader {
                 (Some(known), _) => known,
                 (None, Some(sample)) if cold_bytes >= trial.worth_bytes => {
                     let Some(reads) = self.consent.reads(&*self.device, true, &self.fallbacks) else { return Ok(()) };
-                    let pays = self.takes(&*reads, &shards[sample.shard])? && self.decide(shards, facts, &sample)?;
+                    let pays = self.takes(&*reads, checkpoint, &shards[sample.shard])?
+                        && self.decide(checkpoint, facts, &sample)?;
                     self.consent.settle(file_system, pays)
                 }
                 _ => false,
             };
             let same = facts.iter_mut().zip(shards);
-            let same = same.filter(|(_, shard)| shard.identity.device == file_system && shard.derived.is_none());
+            let same = same.filter(|(_, shard)| shard.version.device() == file_system && shard.derived.is_none());
             let used = same.map(|(facts, _)| facts).filter(|facts| facts.is_used());
             used.for_each(|facts| facts.gpu_direct = pays.then_some(GPU_DIRECT));
         }
@@ -148,15 +150,15 @@ impl Loader {
     }
 
     /// Whether the device takes a file; why it does not is noted.
-    fn takes(&self, reads: &dyn DirectReads, shard: &Shard) -> Result<bool> {
-        let file = open_same(&*self.storage, shard, &self.fallbacks)?;
+    fn takes(&self, reads: &dyn DirectReads, checkpoint: &Checkpoint, shard: &Shard) -> Result<bool> {
+        let file = shard.open(&**checkpoint.storage(), &self.fallbacks)?;
         let taken = GpuDirect::takes(reads, &*file);
         Ok(taken.map_err(|why| self.fallbacks.note(WHAT, format!("{why}; read by way of the host"))).is_ok())
     }
 
     /// Measures and notes what came out. A trial that fails decides against it; only a cancelled one ends the load.
-    fn decide(&self, shards: &[Shard], facts: &[ShardFacts], sample: &Sample) -> Result<bool> {
-        let (outcome, why) = match self.measure(shards, facts, sample) {
+    fn decide(&self, checkpoint: &Checkpoint, facts: &[ShardFacts], sample: &Sample) -> Result<bool> {
+        let (outcome, why) = match self.measure(checkpoint, facts, sample) {
             Err(Error::Cancelled) => return Err(Error::Cancelled),
             Err(error) => (false, format!("could not be measured, not used: {error:?}")),
             Ok(None) => (false, "refused a read while it was measured, not used".to_owned()),
@@ -173,7 +175,7 @@ impl Loader {
 
     /// Bytes per second past the host and by way of it; `None` if the device refused. Both ways run twice, in turns: the first
     /// time readies threads and buffers and does not count.
-    fn measure(&self, shards: &[Shard], facts: &[ShardFacts], sample: &Sample) -> Result<Option<[f64; 2]>> {
+    fn measure(&self, checkpoint: &Checkpoint, facts: &[ShardFacts], sample: &Sample) -> Result<Option<[f64; 2]>> {
         let mut facts = facts.to_vec();
         facts[sample.shard].gpu_direct = Some(Limits { max_read: TRIAL_READ_BYTES, ..GPU_DIRECT });
         let buffer_bytes = (self.staging_shape().bytes as u64).min(TRIAL_READ_BYTES);
@@ -184,8 +186,8 @@ impl Loader {
         let (by_host, past_host) = (plan(RouteChoice::Direct)?, plan(RouteChoice::GpuDirect)?);
         let mut rates = [0.0; 2];
         for _ in 0..2 {
-            let (_, host_rate) = self.try_out(shards, &by_host)?;
-            let (read, rate) = self.try_out(shards, &past_host)?;
+            let (_, host_rate) = self.try_out(checkpoint, &by_host)?;
+            let (read, rate) = self.try_out(checkpoint, &past_host)?;
             if read < past_host.route_bytes(Route::GpuDirect) {
                 return Ok(None);
             }
@@ -195,13 +197,13 @@ impl Loader {
     }
 
     /// Carries out a plan of no consequence: the bytes that the device read itself, and all bytes per second.
-    fn try_out(&self, shards: &[Shard], plan: &LoadPlan) -> Result<(u64, f64)> {
+    fn try_out(&self, checkpoint: &Checkpoint, plan: &LoadPlan) -> Result<(u64, f64)> {
         let mut engine = self.engine(plan)?;
-        let (regions, _written) = self.set_up(shards, plan, self.device.alloc(plan.arena_bytes)?, &mut engine)?;
+        let (regions, _written) = self.set_up(checkpoint, plan, self.device.alloc(plan.arena_bytes)?, &mut engine)?;
         let options = TransferOptions { observer: None, ..self.options.clone() };
         let started = Instant::now();
         let mut meter = Meter::new(started, Tracer::silent());
-        let files = self.files(shards, plan);
+        let files = self.files(checkpoint, plan);
         Run::new(plan, files, &mut engine, regions, &options, &mut meter, None).finish()?;
         let seconds = started.elapsed().as_secs_f64();
         self.engine.set(Some(engine));
@@ -248,7 +250,7 @@ fn cold_bytes(shards: &[Shard], wanted: &[Wanted], facts: &[ShardFacts]) -> BTre
     let mut cold = BTreeMap::new();
     for ((shard, facts), selected) in shards.iter().zip(facts).zip(selected).filter(|((_, facts), _)| facts.is_used()) {
         let absent = facts.bytes.saturating_sub(facts.residency.resident_bytes());
-        *cold.entry(shard.identity.device).or_default() += selected.min(absent);
+        *cold.entry(shard.version.device()).or_default() += selected.min(absent);
     }
     cold
 }
@@ -256,7 +258,7 @@ fn cold_bytes(shards: &[Shard], wanted: &[Wanted], facts: &[ShardFacts]) -> BTre
 /// The first cold range of `bytes` bytes on a file system that can also be read past the page cache.
 fn sample(file_system: u64, shards: &[Shard], facts: &[ShardFacts], bytes: u64) -> Option<Sample> {
     let usable = shards.iter().zip(facts).enumerate().filter(|(_, (shard, facts))| {
-        shard.identity.device == file_system && facts.is_used() && facts.direct.is_some()
+        shard.version.device() == file_system && facts.is_used() && facts.direct.is_some()
     });
     let mut samples = usable.flat_map(|(shard, (_, facts))| {
         let ranges = (0..facts.bytes / bytes.max(1)).map(move |index| index * bytes..(index + 1) * bytes);
@@ -284,14 +286,13 @@ mod tests {
         let synthetic = Synthetic::new(21, 6, 250_000, cold);
         synthetic.set_residency(Residency::none);
         let loader = Loader::new(Arc::new(device.clone()), TransferOptions::default());
-        let loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
-        let (checkpoint, shards) = (&synthetic.checkpoint, synthetic.checkpoint.shards());
+        let checkpoint = &synthetic.checkpoint;
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let casts = loader.casts(checkpoint, &selected).unwrap();
         let wanted = super::super::wanted(checkpoint, &casts, None).unwrap();
-        let (mut facts, ..) = loader.facts(shards, &wanted).unwrap();
+        let (mut facts, ..) = loader.facts(&synthetic.checkpoint, &wanted).unwrap();
         for _ in 0..2 {
-            loader.try_gpu_direct(shards, &wanted, &mut facts, trial).unwrap();
+            loader.try_gpu_direct(&synthetic.checkpoint, &wanted, &mut facts, trial).unwrap();
         }
         let options = PlanOptions { route: RouteChoice::Auto, buffer_bytes: 64 << 10 };
         let plan = plan::plan(&wanted, &facts, loader.device.limits(), options).unwrap();

@@ -37,9 +37,6 @@ pub use profile::{MOST_AT_ONCE, Profile};
 pub use spans::TracingObserver;
 pub use trace::{TraceEvent, TraceLane, TracePlace, place};
 
-#[doc(hidden)]
-pub use files::open_same;
-
 use files::Files;
 use gpu_direct::{Consent, TRIAL};
 use limits::Passed;
@@ -62,9 +59,7 @@ use crate::plan::{
     self, GlobalScale, LoadPlan, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer, Wanted, WantedCast,
 };
 use crate::report::{Cache, Report, StageTime, Staging};
-use crate::storage::{
-    Fallbacks, GpuDirect, Limits, LocalStorage, OpenFile, QueueOptions, ReadQueue, Route, Source, Storage, queue,
-};
+use crate::storage::{Fallbacks, GpuDirect, Limits, OpenFile, QueueOptions, ReadQueue, Route, Source, queue};
 use crate::tensor::Tensor;
 
 /// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
@@ -266,7 +261,6 @@ type QueueMaker = Box<dyn Fn(Option<&StagingPool>, &Fallbacks) -> Box<dyn ReadQu
 /// ```
 pub struct Loader {
     device: Arc<dyn Device>,
-    storage: Arc<dyn Storage>,
     options: TransferOptions,
     make_queue: QueueMaker,
     fallbacks: Fallbacks,
@@ -282,18 +276,12 @@ struct Engine {
 }
 
 impl Loader {
-    /// A loader of local files.
+    /// A loader for a device.
     pub fn new(device: Arc<dyn Device>, options: TransferOptions) -> Loader {
         let queue_options = options.queue;
         let make_queue: QueueMaker = Box::new(move |pool, fallbacks| queue(&queue_options, pool, fallbacks));
-        let storage = Arc::new(LocalStorage);
         let (fallbacks, consent, engine) = (Fallbacks::default(), Consent::default(), Cell::new(None));
-        Loader { device, storage, options, make_queue, fallbacks, consent, engine }
-    }
-
-    /// The same loader over another storage.
-    pub fn with_storage(self, storage: Arc<dyn Storage>) -> Loader {
-        Loader { storage, ..self }
+        Loader { device, options, make_queue, fallbacks, consent, engine }
     }
 
     /// The same loader with another engine for its reads.
@@ -352,15 +340,15 @@ impl Loader {
         if let Some(part) = part {
             wanted.iter_mut().for_each(|tensor| cut_to(tensor, part));
         }
-        let (mut facts, file_system, volume) = self.facts(checkpoint.shards(), &wanted)?;
+        let (mut facts, file_system, volume) = self.facts(&checkpoint, &wanted)?;
         match self.options.route {
             RouteChoice::GpuDirect if places.is_some() => {
                 let why = "is not for memory that exists already: the places decide, not the residues of the file";
                 self.fallbacks.note(gpu_direct::WHAT, why);
             }
             _ if places.is_some() => {}
-            RouteChoice::GpuDirect => self.ask_gpu_direct(checkpoint.shards(), &mut facts)?,
-            RouteChoice::Auto => self.try_gpu_direct(checkpoint.shards(), &wanted, &mut facts, TRIAL)?,
+            RouteChoice::GpuDirect => self.ask_gpu_direct(&checkpoint, &mut facts)?,
+            RouteChoice::Auto => self.try_gpu_direct(&checkpoint, &wanted, &mut facts, TRIAL)?,
             RouteChoice::Direct | RouteChoice::Buffered | RouteChoice::Mapped => {}
         }
         let used = || facts.iter().filter(|facts| facts.is_used());
@@ -450,7 +438,7 @@ impl Loader {
         let allocating = Instant::now();
         let fresh = arena.is_none();
         let arena = arena.map_or_else(|| self.device.alloc(plan.arena_bytes), Ok)?;
-        let (regions, written) = self.set_up(checkpoint.shards(), plan, arena, &mut engine)?;
+        let (regions, written) = self.set_up(checkpoint, plan, arena, &mut engine)?;
         if let Some(readiness) = readiness {
             readiness.begin(written.clone());
         }
@@ -460,7 +448,7 @@ impl Loader {
             seconds: allocating.elapsed().as_secs_f64(),
             bytes: if self.device.limits().keeps { plan.arena_bytes } else { 0 },
         };
-        let files = self.files(checkpoint.shards(), plan);
+        let files = self.files(checkpoint, plan);
         let ran = Run::new(plan, files, &mut engine, regions, &self.options, &mut meter, readiness).finish();
         let seconds = allocating.elapsed().as_secs_f64();
         let staging = staging_of(engine.pool.as_ref());
@@ -487,7 +475,7 @@ impl Loader {
     /// Divides the arena as the plan wants it, and tells the stream what is to come.
     fn set_up(
         &self,
-        shards: &[Shard],
+        checkpoint: &Checkpoint,
         plan: &LoadPlan,
         arena: Arena,
         engine: &mut Engine,
@@ -495,16 +483,16 @@ impl Loader {
         let ranges: Vec<_> = plan.transfers.iter().flat_map(|transfer| transfer.writes()).collect();
         let carved = arena.carve(&ranges)?;
         if let Some(stream) = &mut engine.stream {
-            let scales = scales::read(&*self.storage, shards, plan, &self.fallbacks)?;
+            let scales = scales::read(&**checkpoint.storage(), checkpoint.shards(), plan, &self.fallbacks)?;
             stream.prepare(&needs(plan, staging_of(engine.pool.as_ref()), scales))?;
         }
         Ok(carved)
     }
 
-    fn files<'a>(&'a self, shards: &'a [Shard], plan: &LoadPlan) -> Files<'a> {
+    fn files<'a>(&'a self, checkpoint: &'a Checkpoint, plan: &LoadPlan) -> Files<'a> {
         let wants = plan.transfers.iter().any(|transfer| transfer.route == Route::GpuDirect);
         let reads = wants.then(|| self.consent.reads(&*self.device, false, &self.fallbacks)).flatten();
-        Files::new(&*self.storage, shards, plan, GpuDirect::new(reads, &self.fallbacks), &self.fallbacks)
+        Files::new(checkpoint, plan, GpuDirect::new(reads, &self.fallbacks), &self.fallbacks)
     }
 
     /// What converting the selection takes: nothing, unless it was asked for.
@@ -563,7 +551,8 @@ impl Loader {
     }
 
     /// What the plan must know of each file that a selected tensor lies in; the file system of the first one and its device number.
-    fn facts(&self, shards: &[Shard], wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String, String)> {
+    fn facts(&self, checkpoint: &Checkpoint, wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String, String)> {
+        let shards = checkpoint.shards();
         let mut used = vec![false; shards.len()];
         for run in wanted.iter().flat_map(|tensor| &tensor.runs) {
             if let Some(used) = used.get_mut(run.shard as usize) {
@@ -577,10 +566,10 @@ impl Loader {
                 facts.push(ShardFacts::untouched(shard.bytes));
                 continue;
             }
-            let file = open_same(&*self.storage, shard, &self.fallbacks)?;
+            let file = shard.open(&**checkpoint.storage(), &self.fallbacks)?;
             if file_system.is_empty() {
                 file_system.clone_from(&file.file_system().name);
-                volume = os::device_number(file.identity().device);
+                volume = file.volume();
             }
             facts.push(self.facts_of(shard, &*file));
         }
@@ -751,9 +740,8 @@ mod tests {
             if !os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
                 return; // a kernel without seccomp
             }
-            let Synthetic { checkpoint, storage, expected } = Synthetic::new(5, 3, 300_000, |_, file| file);
+            let Synthetic { checkpoint, expected, .. } = Synthetic::new(5, 3, 300_000, |_, file| file);
             let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
-            let loader = loader.with_storage(Arc::new(storage));
             let selected = checkpoint.select(&Selection::default()).unwrap();
             let prepared = loader.prepare(checkpoint, &selected).unwrap();
             let loading = loader.start(prepared);

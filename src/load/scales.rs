@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::open_same;
 use crate::checkpoint::Shard;
 use crate::convert::Table;
 use crate::error::{Error, Result};
@@ -38,7 +37,7 @@ impl Shards<'_> {
             self.close()?;
             let shard =
                 self.shards.get(index as usize).ok_or(Error::Poisoned { what: "a plan of another checkpoint" })?;
-            self.open = Some((index, open_same(self.storage, shard, self.fallbacks)?));
+            self.open = Some((index, shard.open(self.storage, self.fallbacks)?));
         }
         let (_, file) = self.open.as_ref().ok_or(Error::Poisoned { what: "a shard that was just opened" })?;
         Ok(file.source(Route::Buffered))
@@ -122,7 +121,7 @@ mod tests {
     fn a_table_that_is_cut_by_columns_is_put_together_again() {
         let storage = MemoryStorage::new();
         let file = MemoryFile::new("s", vec![127, 128, 131, 132, 129, 130, 133, 134]);
-        let shard = Shard { path: "s".into(), bytes: 8, identity: file.identity(), derived: None };
+        let shard = Shard { path: "s".into(), bytes: 8, version: file.version(), derived: None };
         storage.insert(std::sync::Arc::new(file));
         let half = |offset, at| Strided { shard: 0, offset, run: 2, stride: 2, count: 2, at, at_stride: 4 };
         let mut files = Shards { storage: &storage, shards: &[shard], fallbacks: &Fallbacks::default(), open: None };
@@ -149,7 +148,7 @@ mod tests {
         ] {
             let storage = MemoryStorage::new();
             let file = MemoryFile::new("s", value.to_le_bytes().to_vec());
-            let shard = Shard { path: "s".into(), bytes: 4, identity: file.identity(), derived: None };
+            let shard = Shard { path: "s".into(), bytes: 4, version: file.version(), derived: None };
             storage.insert(std::sync::Arc::new(file));
             let run = Strided { shard: 0, offset: 0, run: 4, stride: 4, count: 1, at: 0, at_stride: 4 };
             let mut files =

@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn a_subscriber_is_told_of_every_byte_that_is_read() {
-        let Synthetic { checkpoint, storage, .. } = Synthetic::new(5, 3, 300_000, |_, file| file);
+        let Synthetic { checkpoint, .. } = Synthetic::new(5, 3, 300_000, |_, file| file);
         let options =
             TransferOptions { observer: Some(Arc::new(TracingObserver::new())), ..TransferOptions::default() };
-        let mut loader = Loader::new(Arc::new(CpuDevice::new()), options).with_storage(Arc::new(storage));
+        let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
         let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();
         let sum = Sum::default();
         tracing::subscriber::with_default(sum.clone(), || loader.load(&prepared)).unwrap();

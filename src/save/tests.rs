@@ -500,9 +500,9 @@ fn nothing_scalars_and_empty_tensors_are_saved() {
 
 #[test]
 fn tensors_on_a_device_that_the_host_cannot_address_are_saved() {
-    let Synthetic { checkpoint, storage, expected } = Synthetic::new(7, 2, 300_000, |_, file| file);
+    let Synthetic { checkpoint, expected, .. } = Synthetic::new(7, 2, 300_000, |_, file| file);
     let device: Arc<dyn Device> = Arc::new(LazyDevice::new(7));
-    let mut loader = Loader::new(device, TransferOptions::default()).with_storage(Arc::new(storage));
+    let mut loader = Loader::new(device, TransferOptions::default());
     let selected = checkpoint.select(&Selection::default()).unwrap();
     let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
     let loaded = loader.load(&prepared).unwrap();

@@ -5,18 +5,17 @@
 //! refuses falls back to buffered reads and says so once. Nothing here starts a thread or touches a raw pointer;
 //! `mmap` holds the mapping, `queue` and `uring` keep many reads in flight.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::local::{cannot_open, demand_regular};
 use super::mmap::MappedFile;
-use super::{
-    Fallbacks, FileSystem, Identity, Limits, OpenFile, Residency, Route, Source, Storage, file_system, residency,
-};
+use super::{Fallbacks, FileSystem, Limits, OpenFile, Residency, Route, Source, Version, file_system, residency};
 use crate::error::{Error, Result};
 use crate::os::{self, DirectSupport};
 
@@ -32,16 +31,6 @@ const NETWORK_DEPTH: usize = 16;
 const DIRECT_DEPTH: usize = 8;
 /// The kernel cuts reads just below 2 GiB; cutting them here keeps the arithmetic ours.
 const MAX_SYSCALL_BYTES: usize = 1 << 30;
-
-/// The machine's own file systems.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LocalStorage;
-
-impl Storage for LocalStorage {
-    fn open(&self, path: &Path, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
-        Ok(Arc::new(LocalFile::open(path, fallbacks)?))
-    }
-}
 
 /// One open file of the machine's own file systems.
 pub struct LocalFile {
@@ -59,7 +48,7 @@ pub struct LocalFile {
 struct Opened {
     path: PathBuf,
     file: Arc<File>,
-    identity: Identity,
+    version: Version,
     file_system: FileSystem,
     fallbacks: Fallbacks,
 }
@@ -71,16 +60,18 @@ impl LocalFile {
     /// When it is not there, may not be read, or is no regular file.
     pub fn open(path: &Path, fallbacks: &Fallbacks) -> Result<LocalFile> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let before = std::fs::metadata(path).map_err(|error| cannot_open(path, error))?;
+        demand_regular(path, before.file_type())?;
         let open = || OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let file = open().map_err(|error| Error::io("open", path, error))?;
+        let file = open().map_err(|error| cannot_open(path, error))?;
         let meta = file.metadata().map_err(|error| Error::io("inspect", path, error))?;
-        demand_regular(path, &meta)?;
+        demand_regular(path, meta.file_type())?;
         // A ring gives up on reads of non-blocking files instead of waiting for the disk.
         os::make_blocking(file.as_fd()).map_err(|error| Error::io("open", path, error))?;
         let file_system = file_system::of(&file, meta.dev());
-        let (path, identity) = (path.to_owned(), Identity::of(&meta));
+        let (path, version) = (path.to_owned(), Version::of_file(&meta));
         let file = Arc::new(file);
-        let opened = Arc::new(Opened { path, file, identity, file_system, fallbacks: fallbacks.clone() });
+        let opened = Arc::new(Opened { path, file, version, file_system, fallbacks: fallbacks.clone() });
         let buffered = Arc::new(BufferedSource { opened: Arc::clone(&opened) });
         let (direct, direct_file) = (OnceLock::new(), OnceLock::new());
         let (mapped, mapping) = (OnceLock::new(), OnceLock::new());
@@ -122,8 +113,12 @@ impl OpenFile for LocalFile {
         &self.opened.path
     }
 
-    fn identity(&self) -> Identity {
-        self.opened.identity
+    fn version(&self) -> Version {
+        self.opened.version.clone()
+    }
+
+    fn volume(&self) -> String {
+        os::device_number(self.opened.version.device())
     }
 
     fn file_system(&self) -> &FileSystem {
@@ -133,17 +128,17 @@ impl OpenFile for LocalFile {
     fn residency(&self) -> Residency {
         let opened = &self.opened;
         if opened.file_system.memory {
-            return Residency::all(opened.identity.len);
+            return Residency::all(opened.version.len());
         }
-        residency::ask(&opened.file, opened.identity.len, &opened.fallbacks)
+        residency::ask(&opened.file, opened.version.len(), &opened.fallbacks)
     }
 
     fn residency_glance(&self) -> Residency {
         let opened = &self.opened;
         if opened.file_system.memory {
-            return Residency::all(opened.identity.len);
+            return Residency::all(opened.version.len());
         }
-        residency::glance(&opened.file, opened.identity.len, &opened.fallbacks)
+        residency::glance(&opened.file, opened.version.len(), &opened.fallbacks)
     }
 
     fn source(&self, route: Route) -> Arc<dyn Source> {
@@ -159,7 +154,7 @@ impl OpenFile for LocalFile {
             return Ok(Arc::clone(map));
         }
         let opened = &self.opened;
-        let map = MappedFile::new(Arc::clone(&opened.file), &opened.path, opened.identity)?;
+        let map = MappedFile::new(Arc::clone(&opened.file), &opened.path, opened.version.clone())?;
         Ok(Arc::clone(self.mapping.get_or_init(|| Arc::new(map))))
     }
 
@@ -173,34 +168,14 @@ impl OpenFile for LocalFile {
     }
 }
 
-impl Identity {
-    /// The identity in what the file system says of a file.
-    pub fn of(meta: &Metadata) -> Identity {
-        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        Identity { device: meta.dev(), inode: meta.ino(), len: meta.len(), modified_ns }
-    }
-
-    /// What differs between this (earlier) and `now`, with both values; `None` when nothing does.
-    pub fn difference(&self, now: &Identity) -> Option<String> {
-        if (self.device, self.inode) != (now.device, now.inode) {
-            return Some(format!("replaced: inode {} before, {} now", self.inode, now.inode));
-        }
-        if self.len != now.len {
-            return Some(format!("size {} bytes before, {} now", self.len, now.len));
-        }
-        let (before, after) = (self.modified_ns, now.modified_ns);
-        (before != after).then(|| format!("modified at {before} ns before, at {after} ns now"))
-    }
-}
-
 impl Opened {
     /// Demands that a read lies inside the file as it was when it was opened.
     fn demand_inside(&self, offset: u64, len: usize) -> Result<()> {
         let end = offset.checked_add(len as u64);
-        if end.is_some_and(|end| end <= self.identity.len) {
+        if end.is_some_and(|end| end <= self.version.len()) {
             return Ok(());
         }
-        let message = format!("the file has {} bytes", self.identity.len);
+        let message = format!("the file has {} bytes", self.version.len());
         Err(self.read_error(offset, len, io::Error::new(io::ErrorKind::UnexpectedEof, message)))
     }
 
@@ -221,7 +196,7 @@ impl Opened {
 
     /// The error of a file that gave no more bytes inside its length.
     fn ended_early(&self, offset: u64, len: usize) -> Error {
-        let before = self.identity.len;
+        let before = self.version.len();
         match self.file.metadata() {
             Ok(now) if now.len() != before => {
                 let range = format!("bytes {}..{}", offset, offset + len as u64);
@@ -242,15 +217,12 @@ impl Opened {
 
     fn check_unchanged(&self) -> Result<()> {
         let inspect = |error| Error::io("inspect", &self.path, error);
-        let open = Identity::of(&self.file.metadata().map_err(inspect)?);
-        let at_path = match std::fs::metadata(&self.path) {
-            Ok(meta) => Some(Identity::of(&meta)),
-            // The path leads nowhere, or nowhere we may look; the open file keeps its bytes.
-            Err(_) => None,
-        };
-        let same_file = |now: &Identity| (now.device, now.inode) == (self.identity.device, self.identity.inode);
-        let replaced = at_path.filter(|now| !same_file(now)).and_then(|now| self.identity.difference(&now));
-        match self.identity.difference(&open).or(replaced) {
+        let open = Version::of_file(&self.file.metadata().map_err(inspect)?);
+        // A path that leads nowhere, or nowhere we may look, is no change; the open file keeps its bytes.
+        let at_path = std::fs::metadata(&self.path).ok().map(|meta| Version::of_file(&meta));
+        let replaced = at_path.filter(|now| !now.is_same_file(&self.version));
+        let replaced = replaced.and_then(|now| self.version.difference(&now));
+        match self.version.difference(&open).or(replaced) {
             Some(what) => Err(Error::Changed { path: self.path.clone(), what }),
             None => Ok(()),
         }
@@ -283,7 +255,7 @@ struct BufferedSource {
 
 impl Source for BufferedSource {
     fn len(&self) -> u64 {
-        self.opened.identity.len
+        self.opened.version.len()
     }
 
     fn route(&self) -> Route {
@@ -309,7 +281,7 @@ struct MappedSource {
 
 impl Source for MappedSource {
     fn len(&self) -> u64 {
-        self.opened.identity.len
+        self.opened.version.len()
     }
 
     fn route(&self) -> Route {
@@ -409,7 +381,7 @@ impl DirectSource {
 
 impl Source for DirectSource {
     fn len(&self) -> u64 {
-        self.opened.identity.len
+        self.opened.version.len()
     }
 
     fn route(&self) -> Route {
@@ -503,24 +475,6 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
-fn demand_regular(path: &Path, meta: &Metadata) -> Result<()> {
-    let kind = meta.file_type();
-    if kind.is_file() {
-        return Ok(());
-    }
-    if kind.is_dir() {
-        return Err(Error::io("read", path, io::ErrorKind::IsADirectory.into()));
-    }
-    let name = match () {
-        () if kind.is_fifo() => "a FIFO",
-        () if kind.is_socket() => "a socket",
-        () if kind.is_block_device() => "a block device",
-        () => "a character device",
-    };
-    let what = format!("is {name}; only regular files are read");
-    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
-}
-
 /// The operating system's words of an error, without the path: the same for each of many shards.
 fn cause(error: &Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.kind().to_string(), ToString::to_string)
@@ -553,8 +507,8 @@ mod tests {
             for (seed, len) in [0, 1, 511, 512, 513, 4095, 4096, 4097, 70_001].into_iter().enumerate() {
                 let bytes = Random::new(seed as u64).bytes(len);
                 let (_folder, path) = write(&bytes);
-                let file = LocalStorage.open(&path, &Fallbacks::default()).unwrap();
-                file_conformance(&*file, &bytes, seed as u64);
+                let file = LocalFile::open(&path, &Fallbacks::default()).unwrap();
+                file_conformance(&file, &bytes, seed as u64);
             }
         });
     }
@@ -600,9 +554,9 @@ mod tests {
             let notes = Fallbacks::default();
             if made.is_ok_and(|status| status.success()) {
                 let error = LocalFile::open(&fifo, &notes).err().unwrap();
-                assert!(error.to_string().contains("FIFO"), "{error}");
+                assert!(error.to_string().contains("a named pipe"), "{error}");
             }
-            assert_eq!(LocalFile::open(folder.path(), &notes).err().unwrap().kind().as_str(), "io");
+            assert_eq!(LocalFile::open(folder.path(), &notes).err().unwrap().kind().as_str(), "unsupported");
             assert_eq!(LocalFile::open(Path::new("/dev/null"), &notes).err().unwrap().kind().as_str(), "unsupported");
             assert_eq!(LocalFile::open(&path.join("no"), &notes).err().unwrap().exit_code(), 4);
             assert_eq!(LocalFile::open(&folder.path().join("no"), &notes).err().unwrap().kind().as_str(), "not_found");
@@ -705,8 +659,8 @@ mod tests {
         let (_folder, path) = write(&bytes);
         let (mut file, notes) = open(&path);
         let file_system = FileSystem { name: "nfs".to_owned(), network: true, memory: false };
-        let (file_handle, identity) = (Arc::new(File::open(&path).unwrap()), file.identity());
-        let opened = Opened { path, file: file_handle, identity, file_system, fallbacks: notes.clone() };
+        let (file_handle, version) = (Arc::new(File::open(&path).unwrap()), file.version());
+        let opened = Opened { path, file: file_handle, version, file_system, fallbacks: notes.clone() };
         let opened = Arc::new(opened);
         file.buffered = Arc::new(BufferedSource { opened: Arc::clone(&opened) });
         file.opened = opened;

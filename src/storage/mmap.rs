@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::Identity;
+use super::Version;
 use crate::error::{Error, Result};
 use crate::os;
 
@@ -35,21 +35,22 @@ pub struct MappedFile {
     map: Option<MmapRaw>,
     file: Arc<File>,
     path: PathBuf,
-    identity: Identity,
+    version: Version,
     sealed: bool,
 }
 
 impl MappedFile {
-    /// Maps the whole of `file`, which was `identity` when it was opened. The path is for messages only.
+    /// Maps the whole of `file`, which was `version` when it was opened. The path is for messages only.
     ///
     /// # Errors
     /// When the kernel refuses, the file is no longer that long, or the signal handler cannot be put in place.
-    pub fn new(file: Arc<File>, path: &Path, identity: Identity) -> Result<MappedFile> {
+    pub fn new(file: Arc<File>, path: &Path, version: Version) -> Result<MappedFile> {
         let failed = |error| Error::io("map", path, error);
         let sealed = os::is_sealed(file.as_fd());
-        let mut mapped = MappedFile { guard: None, map: None, file, path: path.to_owned(), identity, sealed };
-        if identity.len > 0 {
-            let len = usize::try_from(identity.len).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        let len = version.len();
+        let mut mapped = MappedFile { guard: None, map: None, file, path: path.to_owned(), version, sealed };
+        if len > 0 {
+            let len = usize::try_from(len).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
             let map = MmapOptions::new().len(len).map_raw_read_only(&*mapped.file).map_err(failed)?;
             mapped.guard = Some(Guard::new(map.as_ptr() as usize, len).map_err(failed)?);
             mapped.map = Some(map);
@@ -60,7 +61,7 @@ impl MappedFile {
 
     /// Number of bytes: the length of the file when it was opened.
     pub fn len(&self) -> u64 {
-        self.identity.len
+        self.version.len()
     }
 
     /// Whether the file had no byte.
@@ -124,7 +125,7 @@ impl MappedFile {
     pub fn check(&self) -> Result<()> {
         // The last page of a file that shrank reads as zeros beyond the end without a fault, hence the look at the size.
         let now = self.file.metadata().map_err(|error| Error::io("inspect", &self.path, error))?;
-        if let Some(what) = self.identity.difference(&Identity::of(&now)) {
+        if let Some(what) = self.version.difference(&Version::of_file(&now)) {
             return Err(Error::Changed { path: self.path.clone(), what: format!("{what}, while it was mapped") });
         }
         if self.has_failed() {
@@ -140,10 +141,10 @@ impl MappedFile {
 
     fn demand_inside(&self, offset: u64, len: usize) -> Result<usize> {
         let end = offset.checked_add(len as u64);
-        if let (Some(true), Ok(start)) = (end.map(|end| end <= self.identity.len), usize::try_from(offset)) {
+        if let (Some(true), Ok(start)) = (end.map(|end| end <= self.version.len()), usize::try_from(offset)) {
             return Ok(start);
         }
-        let message = format!("the file has {} bytes", self.identity.len);
+        let message = format!("the file has {} bytes", self.version.len());
         let range = Some(offset..offset.saturating_add(len as u64));
         let source = io::Error::new(io::ErrorKind::UnexpectedEof, message);
         Err(Error::Io { op: "read", path: self.path.clone(), range, source })
@@ -496,8 +497,8 @@ mod tests {
 
     fn map(path: &Path) -> MappedFile {
         let file = File::open(path).unwrap();
-        let identity = Identity::of(&file.metadata().unwrap());
-        MappedFile::new(Arc::new(file), path, identity).unwrap()
+        let version = Version::of_file(&file.metadata().unwrap());
+        MappedFile::new(Arc::new(file), path, version).unwrap()
     }
 
     fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
@@ -609,8 +610,8 @@ mod tests {
         // SAFETY: takes a descriptor and numbers.
         let sealed = unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) };
         assert_eq!(sealed, 0);
-        let identity = Identity::of(&file.metadata().unwrap());
-        let mapped = MappedFile::new(Arc::new(file), Path::new("memfd"), identity).unwrap();
+        let version = Version::of_file(&file.metadata().unwrap());
+        let mapped = MappedFile::new(Arc::new(file), Path::new("memfd"), version).unwrap();
         assert_eq!(mapped.sealed_bytes(), Some(&b"sealed"[..]));
     }
 
@@ -794,8 +795,8 @@ mod tests {
         drop(mapped);
         assert_eq!(disposition(None).unwrap().sa_sigaction, plain as *const () as usize, "not ours to take away");
         let file = File::open(&path).unwrap();
-        let identity = Identity::of(&file.metadata().unwrap());
-        assert!(MappedFile::new(Arc::new(file), &path, identity).is_err(), "no loop of two handlers");
+        let version = Version::of_file(&file.metadata().unwrap());
+        assert!(MappedFile::new(Arc::new(file), &path, version).is_err(), "no loop of two handlers");
         disposition(Some(&ours)).unwrap();
         drop(map(&path));
         assert_eq!(disposition(None).unwrap().sa_sigaction, before.sa_sigaction);

@@ -1,4 +1,5 @@
-//! The port to where bytes come from. A [`Storage`] opens files; an [`OpenFile`] remembers what it was when it was opened,
+//! The port to where bytes come from. A [`Storage`] says what lies at a [`Location`], lists folders and opens files; an
+//! [`OpenFile`] remembers what it was when it was opened,
 //! knows which of its parts are in the page cache, and hands out one [`Source`] for each [`Route`]; a source is asked for
 //! bytes by position.
 //!
@@ -9,33 +10,89 @@
 mod file;
 mod file_system;
 mod gpu_direct;
+mod local;
+mod location;
 mod mmap;
 mod queue;
 mod residency;
 mod uring;
+mod version;
 
-use std::sync::Arc;
-
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use crate::fallback::{Fallback, Fallbacks};
-pub use file::{LocalFile, LocalStorage};
+pub use file::LocalFile;
 pub use gpu_direct::{GPU_DIRECT, GpuDirect};
+pub use local::LocalStorage;
+pub use location::Location;
 pub use mmap::MappedFile;
 pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
+pub use version::Version;
 
 use crate::device::Region;
 use crate::error::{Error, Result};
 
 /// A place that holds files. [`LocalStorage`] is the machine's own file systems.
-pub trait Storage: Send + Sync {
+///
+/// Everything that is read of a checkpoint is read through it: headers, indexes, configurations, weights.
+pub trait Storage: fmt::Debug + Send + Sync {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// When it is not there or may not be read.
-    fn open(&self, path: &Path, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>>;
+    /// When it is not there, may not be read, or cannot be read by position. [`Error::kind`] of a file that is not there is
+    /// [`NotFound`](crate::ErrorKind::NotFound).
+    fn open(&self, at: &Location, fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>>;
+
+    /// What lies at a location.
+    ///
+    /// # Errors
+    /// As [`Storage::open`].
+    fn head(&self, at: &Location) -> Result<Head>;
+
+    /// What a folder holds, in any order, and nothing of its sub-folders.
+    ///
+    /// # Errors
+    /// When it is not there, is no folder, or may not be listed.
+    fn list(&self, at: &Location) -> Result<Vec<Entry>>;
+
+    /// Why nothing is found at a location where something is named: a link that leads nowhere. In words that go on from
+    /// "it is".
+    fn dangling(&self, _at: &Location) -> Option<String> {
+        None
+    }
+}
+
+/// What lies at a location.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// What it is.
+    pub kind: EntryKind,
+    /// Length in bytes, of a file.
+    pub bytes: u64,
+}
+
+/// What a folder holds under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name within the folder.
+    pub name: String,
+    /// What it is; what a link leads to.
+    pub kind: EntryKind,
+}
+
+/// What lies at a location.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A file that can be read by position.
+    File,
+    /// A folder.
+    Folder,
+    /// A pipe, a socket, a device.
+    Other,
 }
 
 /// One open file.
@@ -44,7 +101,12 @@ pub trait OpenFile: Send + Sync {
     fn path(&self) -> &Path;
 
     /// What the file was when it was opened.
-    fn identity(&self) -> Identity;
+    fn version(&self) -> Version;
+
+    /// The number of the volume that the file lies on, as the system shows it (`259:1`); empty where there is none.
+    fn volume(&self) -> String {
+        String::new()
+    }
 
     /// Where the file lies.
     fn file_system(&self) -> &FileSystem;
@@ -85,19 +147,6 @@ pub trait OpenFile: Send + Sync {
         let what = "cannot be mapped: its storage has no mappings".to_owned();
         Err(Error::Unsupported { path: self.path().to_owned(), tensor: None, what })
     }
-}
-
-/// What a file was at some moment: a file that is no longer the same must not be mixed with what was read before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Identity {
-    /// Device number of the file system.
-    pub device: u64,
-    /// Inode number.
-    pub inode: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Modification time in nanoseconds since 1970.
-    pub modified_ns: i128,
 }
 
 /// The file system that a file lies on.

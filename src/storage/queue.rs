@@ -446,7 +446,7 @@ mod tests {
     use super::*;
     use crate::device::Arena;
     use crate::memory::HostBlock;
-    use crate::storage::{Limits, LocalStorage, OpenFile, Storage};
+    use crate::storage::{Limits, LocalStorage, Location, OpenFile, Storage};
     use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
     use crate::testing::{Random, watched};
 
@@ -455,7 +455,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path: PathBuf = folder.path().join("a");
         std::fs::write(&path, &bytes).unwrap();
-        (folder, LocalStorage.open(&path, &Fallbacks::default()).unwrap(), bytes)
+        (folder, LocalStorage.open(&Location::from(&path), &Fallbacks::default()).unwrap(), bytes)
     }
 
     fn options(engine: Engine) -> QueueOptions {

@@ -524,7 +524,7 @@ mod tests {
 
     use super::*;
     use crate::storage::queue::{Engine, QueueOptions, Read, queue};
-    use crate::storage::{LocalStorage, Storage};
+    use crate::storage::{LocalStorage, Location, Storage};
     use crate::testing::{Random, watched};
 
     const CHILD: &str = "VRAMP_TEST_CHILD";
@@ -581,7 +581,7 @@ mod tests {
         let path = folder.path().join("a");
         std::fs::write(&path, &bytes).unwrap();
         let notes = Fallbacks::default();
-        let file = LocalStorage.open(&path, &notes).unwrap();
+        let file = LocalStorage.open(&Location::from(&path), &notes).unwrap();
         let source = file.source(Route::Direct);
         let pool = StagingPool::new(12, BLOCK).unwrap();
         let (outlet, results) = Outlet::new();

@@ -8,7 +8,7 @@ use super::{MemoryFile, MemoryStorage, Random};
 use crate::checkpoint::{Checkpoint, Format, Shard, TensorData, TensorInfo};
 use crate::dtype::Dtype;
 use crate::extent::Extent;
-use crate::storage::{FileSystem, OpenFile, Residency};
+use crate::storage::{FileSystem, OpenFile, Residency, Storage};
 
 /// A random checkpoint, the storage that holds it, and what each tensor must be.
 pub struct Synthetic {
@@ -40,11 +40,11 @@ impl Synthetic {
             let disk = FileSystem { name: "ext4".to_owned(), network: false, memory: false };
             let file = wrap(shard, MemoryFile::new(&path, bytes).with_file_system(disk));
             file.set_residency(residency(&mut random, len));
-            listed.push(Shard { path: path.into(), bytes: len, identity: file.identity(), derived: None });
+            listed.push(Shard { path: path.into(), bytes: len, version: file.version(), derived: None });
             storage.insert(Arc::new(file));
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
-        let checkpoint = checkpoint_of("synthetic", listed, infos);
+        let checkpoint = checkpoint_of("synthetic", Arc::new(storage.clone()), listed, infos);
         Synthetic { checkpoint, storage, expected }
     }
 }
@@ -97,7 +97,12 @@ pub fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: serde_json
 }
 
 /// A safetensors checkpoint of these files and tensors, as if they had been read.
-pub fn checkpoint_of(path: impl Into<PathBuf>, shards: Vec<Shard>, tensors: Vec<TensorInfo>) -> Checkpoint {
+pub fn checkpoint_of(
+    path: impl Into<PathBuf>,
+    storage: Arc<dyn Storage>,
+    shards: Vec<Shard>,
+    tensors: Vec<TensorInfo>,
+) -> Checkpoint {
     Checkpoint {
         path: path.into(),
         shards,
@@ -107,5 +112,6 @@ pub fn checkpoint_of(path: impl Into<PathBuf>, shards: Vec<Shard>, tensors: Vec<
         format: Format::Safetensors,
         skipped: Vec::new(),
         shared: Vec::new(),
+        storage,
     }
 }

@@ -9,6 +9,7 @@ mod direct;
 pub mod hostile;
 mod pace;
 mod source;
+mod storage;
 mod store;
 pub mod torch;
 
@@ -21,6 +22,7 @@ pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
 pub use pace::{Pace, PacedDevice, PacedSource};
 pub use source::*;
+pub use storage::MemoryStorage;
 pub use store::{CrashStore, StoreTrouble, store_conformance};
 
 /// Runs `test` and panics if it takes longer than ten minutes: a hang is a failure. So long because a machine may be busy, and

@@ -3,7 +3,6 @@
 //! The suites take trait objects and panic with the place of the first difference. The fakes are deterministic: they never
 //! sleep, and what is random in them follows from a seed.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,8 +17,7 @@ use crate::error::{Error, Result};
 use crate::memory::HostBlock;
 use crate::memory::staging::StagingPool;
 use crate::storage::{
-    Completed, Fallbacks, FileSystem, Identity, Limits, OpenFile, Read, ReadQueue, Residency, Route, Source, Storage,
-    Target,
+    Completed, FileSystem, Limits, OpenFile, Read, ReadQueue, Residency, Route, Source, Target, Version,
 };
 
 // ------------------------------------------------------------------------------------------------ suites
@@ -77,7 +75,7 @@ fn ranges_outside(len: usize) -> Vec<(u64, usize)> {
 /// Demands of an open file that every route of it passes [`source_conformance`], gives the same source each time, and that
 /// what it says of itself fits together.
 pub fn file_conformance(file: &dyn OpenFile, expected: &[u8], seed: u64) {
-    assert_eq!(file.identity().len, expected.len() as u64);
+    assert_eq!(file.version().len(), expected.len() as u64);
     assert!(!file.file_system().name.is_empty());
     for route in [Route::Buffered, Route::Direct, Route::Mapped] {
         let source = file.source(route);
@@ -192,49 +190,10 @@ fn dropping_gives_the_targets_back(mut queue: Box<dyn ReadQueue>, pool: &Staging
 
 // ------------------------------------------------------------------------------------------------ fakes
 
-/// Files in memory, by path.
-#[derive(Clone, Default)]
-pub struct MemoryStorage {
-    files: Arc<Mutex<HashMap<PathBuf, Arc<MemoryFile>>>>,
-}
-
-impl MemoryStorage {
-    /// A storage without files.
-    pub fn new() -> MemoryStorage {
-        MemoryStorage::default()
-    }
-
-    /// Adds (or replaces) a file and gives it back, so that a test can change what it says.
-    pub fn add(&self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Arc<MemoryFile> {
-        let file = Arc::new(MemoryFile::new(path, bytes));
-        self.insert(Arc::clone(&file));
-        file
-    }
-
-    /// The file of that path.
-    pub fn file(&self, path: &Path) -> Option<Arc<MemoryFile>> {
-        self.files.lock().unwrap().get(path).cloned()
-    }
-
-    /// Adds (or replaces) a file under its own path.
-    pub fn insert(&self, file: Arc<MemoryFile>) {
-        self.files.lock().unwrap().insert(file.path.clone(), file);
-    }
-}
-
-impl Storage for MemoryStorage {
-    fn open(&self, path: &Path, _fallbacks: &Fallbacks) -> Result<Arc<dyn OpenFile>> {
-        match self.files.lock().unwrap().get(path) {
-            Some(file) => Ok(Arc::clone(file) as Arc<dyn OpenFile>),
-            None => Err(Error::io("open", path, io::ErrorKind::NotFound.into())),
-        }
-    }
-}
-
 /// One file in memory. All that it says of itself can be set.
 pub struct MemoryFile {
     path: PathBuf,
-    identity: Identity,
+    version: Version,
     file_system: FileSystem,
     residency: Mutex<Residency>,
     change: Mutex<Option<String>>,
@@ -254,7 +213,7 @@ impl MemoryFile {
         let sources = [source(Route::Direct, direct), source(Route::Buffered, cached), source(Route::Mapped, cached)];
         MemoryFile {
             path: path.into(),
-            identity: Identity { device: 1, inode: 1, len, modified_ns: 0 },
+            version: Version::tagged(len, "first"),
             file_system: FileSystem { name: "memory".to_owned(), network: false, memory: true },
             residency: Mutex::new(Residency::all(len)),
             change: Mutex::new(None),
@@ -294,10 +253,10 @@ impl MemoryFile {
         self
     }
 
-    /// The same file with another identity (its length stays that of its bytes).
+    /// The same file in another version.
     #[must_use]
-    pub fn with_identity(mut self, identity: Identity) -> MemoryFile {
-        self.identity = Identity { len: self.identity.len, ..identity };
+    pub fn with_version(mut self, tag: &str) -> MemoryFile {
+        self.version = Version::tagged(self.version.len(), tag);
         self
     }
 
@@ -312,7 +271,7 @@ impl MemoryFile {
     }
 
     fn all_bytes(&self) -> Arc<[u8]> {
-        let mut bytes = vec![0; usize::try_from(self.identity.len).unwrap()];
+        let mut bytes = vec![0; usize::try_from(self.version.len()).unwrap()];
         self.sources[slot(Route::Buffered)].read_at(0, &mut bytes).unwrap();
         bytes.into()
     }
@@ -323,8 +282,8 @@ impl OpenFile for MemoryFile {
         &self.path
     }
 
-    fn identity(&self) -> Identity {
-        self.identity
+    fn version(&self) -> Version {
+        self.version.clone()
     }
 
     fn file_system(&self) -> &FileSystem {
@@ -572,20 +531,6 @@ mod tests {
             let bytes = Random::new(2).bytes(len);
             file_conformance(&MemoryFile::new("a", bytes.clone()), &bytes, 3);
         }
-    }
-
-    #[test]
-    fn the_memory_storage_knows_its_files() {
-        let storage = MemoryStorage::new();
-        let file = storage.add("x/a", vec![1, 2, 3]);
-        let opened = storage.open(Path::new("x/a"), &Fallbacks::default()).unwrap();
-        opened.check_unchanged().unwrap();
-        file.change("size 3 bytes before, 2 now");
-        assert!(matches!(opened.check_unchanged(), Err(Error::Changed { .. })));
-        file.set_residency(Residency::none(3));
-        assert_eq!(opened.residency().resident_bytes(), 0);
-        assert!(storage.open(Path::new("b"), &Fallbacks::default()).is_err());
-        assert!(opened.map().is_err());
     }
 
     #[test]

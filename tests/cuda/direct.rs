@@ -39,7 +39,7 @@ fn synthetic(seed: u64) -> Synthetic {
 
 fn load(synthetic: &Synthetic, what: &str) -> (Loaded, LoadPlan) {
     let loader = Loader::new(Arc::new(CudaDevice::open(0).unwrap()), options());
-    let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+    let mut loader = loader;
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
     let loaded = loader.load(&prepared).unwrap_or_else(|error| panic!("{what}: {error:?}"));

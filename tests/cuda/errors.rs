@@ -16,7 +16,7 @@ use crate::casts::Sample;
 /// A load of everything, and everything read back; the driver is opened for it.
 fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Loaded> {
     let device = vramp::device::open("cuda:0")?;
-    let mut loader = Loader::new(device, options).with_storage(Arc::new(synthetic.storage.clone()));
+    let mut loader = Loader::new(device, options);
     let selected = synthetic.checkpoint.select(&Selection::default())?;
     let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected)?;
     let loaded = loader.load(&prepared)?;
@@ -136,7 +136,6 @@ fn a_bit_that_flips_on_the_way_is_seen_in_the_checksum() {
     let Some(double) = Rig::double(Config::default()) else { return };
     double.inject(Fault::Flip { nth: 1 });
     let mut loader = Loader::new(vramp::device::open("cuda:0").unwrap(), TransferOptions::default());
-    loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
     let loaded = loader.load(&prepared).unwrap();

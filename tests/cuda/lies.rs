@@ -37,7 +37,7 @@ impl Memory for Lie {
 
 fn loaded(device: &CudaDevice, synthetic: &Synthetic) -> Loaded {
     let loader = Loader::new(Arc::new(device.clone()), TransferOptions::default());
-    let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+    let mut loader = loader;
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
     loader.load(&prepared).unwrap()
@@ -122,7 +122,7 @@ fn a_load_into_memory_of_others_is_refused() {
     let synthetic = Synthetic::new(5, 2, 4_000, |_, file| file);
     let tensors = loaded(&gpu, &synthetic);
     let loader = Loader::new(Arc::new(gpu), TransferOptions::default());
-    let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+    let mut loader = loader;
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
     let arena = Arena::device(Box::new(Lie(prepared.plan.arena_bytes)));

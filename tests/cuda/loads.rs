@@ -50,7 +50,7 @@ fn loads_arrive_under_every_schedule() {
             let rig = Rig::new(scheduled(schedule));
             let synthetic = Synthetic::new(seed, 1 + (seed % 3) as u32, 150_000, |_, file| file);
             let loader = Loader::new(rig.device(), tight(seed));
-            let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+            let mut loader = loader;
             for round in 0..2 {
                 check(&mut loader, &synthetic, &format!("seed {seed}, round {round}, {schedule:?}"));
             }
@@ -93,7 +93,7 @@ fn checksums_on_the_gpu_are_those_on_the_host() {
     for schedule in schedules(1) {
         let rig = Rig::new(scheduled(schedule));
         let loader = Loader::new(rig.device(), TransferOptions::default());
-        let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+        let mut loader = loader;
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         let loaded = loader.load(&prepared).unwrap();
@@ -177,8 +177,8 @@ fn arenas_come_from_where_the_caller_wants() {
             Arc::new(Counting { device: device.clone(), arenas: Mutex::default(), freed: AtomicU64::new(0) });
         let allocator = Arc::clone(&counting) as Arc<dyn DeviceAllocator>;
         for memory in [CudaMemory::Own, CudaMemory::Pool, CudaMemory::Allocator(allocator)] {
-            let loader = Loader::new(Arc::new(device.clone().with_memory(memory)), tight(3));
-            check(&mut loader.with_storage(Arc::new(synthetic.storage.clone())), &synthetic, "memory");
+            let mut loader = Loader::new(Arc::new(device.clone().with_memory(memory)), tight(3));
+            check(&mut loader, &synthetic, "memory");
         }
         assert_eq!((counting.freed.load(Ordering::Relaxed), counting.arenas.lock().unwrap().len()), (1, 0));
         assert_eq!(rig.pageable_copies(), 0);
@@ -193,7 +193,7 @@ fn a_hot_swap_keeps_every_address() {
         let _rig = Rig::new(scheduled(schedule));
         let device = CudaDevice::open(0).unwrap();
         let old = Synthetic::new(21, 2, 40_000, |_, file| file);
-        let mut loader = Loader::new(Arc::new(device.clone()), tight(1)).with_storage(Arc::new(old.storage.clone()));
+        let mut loader = Loader::new(Arc::new(device.clone()), tight(1));
         let selected = old.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(old.checkpoint.clone(), &selected).unwrap();
         let first = loader.load(&prepared).unwrap();
@@ -234,8 +234,8 @@ fn each_device_has_its_own_memory_and_its_own_context() {
     for ordinal in [2, 1] {
         let device = Arc::new(CudaDevice::open(ordinal).unwrap());
         assert_eq!(device.name(), format!("cuda:{ordinal}"));
-        let loader = Loader::new(device, TransferOptions::default());
-        check(&mut loader.with_storage(Arc::new(synthetic.storage.clone())), &synthetic, "device");
+        let mut loader = Loader::new(device, TransferOptions::default());
+        check(&mut loader, &synthetic, "device");
     }
     let stats = double.stats();
     let calls = double.calls();

@@ -80,7 +80,7 @@ fn memory_that_lies_misaligned_is_refused_and_odd_places_are_summed() {
     let device = Arc::new(CudaDevice::open(0).unwrap());
     let synthetic = Synthetic::new(7, 4, 3_000, |_, file| file);
     let loader = Loader::new(Arc::clone(&device) as Arc<dyn Device>, TransferOptions::default());
-    let mut loader = loader.with_storage(Arc::new(synthetic.storage.clone()));
+    let mut loader = loader;
     let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
     let (mut places, mut end) = (BTreeMap::new(), 0u64);
     for chosen in &selected {

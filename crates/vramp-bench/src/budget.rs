@@ -13,7 +13,6 @@ use super::{Effort, Options, memory, survey};
 use vramp::checkpoint::{Checkpoint, Shard};
 use vramp::device::{Device, NullDevice};
 use vramp::error::Result;
-use vramp::load::open_same;
 use vramp::storage::{Engine, Fallbacks, Route};
 
 /// The reads that ask a storage for its rate: enough at once for a fast one, little enough for a slow one.
@@ -71,7 +70,7 @@ pub(super) fn most_bytes(
 ) -> Result<Option<(u64, String)>> {
     let Some(seconds) = options.effort.most_seconds else { return Ok(None) };
     let largest = checkpoint.shards().iter().filter(|shard| shard.derived.is_none()).max_by_key(|shard| shard.bytes);
-    let storage = largest.map(|shard| rate(shard, options)).transpose()?.flatten();
+    let storage = largest.map(|shard| rate(shard, checkpoint, options)).transpose()?.flatten();
     let limits = device.limits();
     let fresh_memory = if limits.host_visible && limits.keeps { Some(fresh_memory_rate()?) } else { None };
     let rates = Rates { storage, fresh_memory };
@@ -87,13 +86,13 @@ fn fresh_memory_rate() -> Result<f64> {
 }
 
 /// Bytes per second that this file gives; `None` where it lies in memory or has nothing to give.
-fn rate(shard: &Shard, options: &Options) -> Result<Option<f64>> {
+fn rate(shard: &Shard, checkpoint: &Checkpoint, options: &Options) -> Result<Option<f64>> {
     let fallbacks = Fallbacks::default();
-    let file = open_same(&*options.storage, shard, &fallbacks)?;
-    if file.file_system().memory || shard.identity.len == 0 {
+    let file = shard.open(&**checkpoint.storage(), &fallbacks)?;
+    if file.file_system().memory || shard.version.is_empty() {
         return Ok(None);
     }
-    let range = 0..shard.identity.len;
+    let range = 0..shard.version.len();
     options.cache.drop_files(&[Stretch { path: shard.path.clone(), range: range.clone() }])?;
     let mut tape = Tape::new(vec![(Arc::clone(&file), range)])?;
     let portion = Portion::Seconds(options.effort.sample_seconds);

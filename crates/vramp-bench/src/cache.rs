@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use vramp::error::{Error, Result};
 use vramp::load::Cancel;
 use vramp::os::{self, Advice};
-use vramp::storage::{Fallbacks, LocalStorage, Route, Storage};
+use vramp::storage::{Fallbacks, LocalStorage, Location, Route, Storage};
 
 /// Bytes of a read that fills the page cache.
 const READ_BYTES: usize = 4 << 20;
@@ -83,7 +83,7 @@ fn advise_drop(path: &Path, synced: bool) -> Result<()> {
 }
 
 fn read_through(stretch: &Stretch, buffer: &mut [u8], cancel: &Cancel) -> Result<()> {
-    let source = LocalStorage.open(&stretch.path, &Fallbacks::default())?.source(Route::Buffered);
+    let source = LocalStorage.open(&Location::from(&stretch.path), &Fallbacks::default())?.source(Route::Buffered);
     let mut offset = stretch.range.start;
     while offset < stretch.range.end {
         if cancel.is_cancelled() {
@@ -104,7 +104,7 @@ fn read_through(stretch: &Stretch, buffer: &mut [u8], cancel: &Cancel) -> Result
 pub fn resident_share(storage: &dyn Storage, files: &[Stretch]) -> Result<f64> {
     let (mut resident, mut all) = (0, 0);
     for stretch in files {
-        let file = storage.open(&stretch.path, &Fallbacks::default())?;
+        let file = storage.open(&Location::from(&stretch.path), &Fallbacks::default())?;
         resident += file.residency().resident_in(stretch.range.clone());
         all += stretch.range.end - stretch.range.start;
     }

@@ -46,7 +46,7 @@ use vramp::device::Device;
 use vramp::error::Result;
 use vramp::load::{LimitPlace, TransferOptions};
 use vramp::os;
-use vramp::storage::{Fallbacks, LocalStorage, Storage};
+use vramp::storage::Fallbacks;
 
 /// Opens the device: the benchmark does it, because what that takes is one of the stages.
 pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
@@ -55,8 +55,6 @@ pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
 pub struct Options {
     /// Where the tensors go.
     pub open_device: DeviceOpener,
-    /// Where the files are.
-    pub storage: Arc<dyn Storage>,
     /// Who sees to the page cache.
     pub cache: Arc<dyn PageCache>,
     /// How the checkpoint is opened.
@@ -111,7 +109,6 @@ impl Options {
     pub fn new(open_device: DeviceOpener, effort: Effort) -> Options {
         Options {
             open_device,
-            storage: Arc::new(LocalStorage),
             cache: Arc::new(SystemCache),
             open: OpenOptions::default(),
             transfer: TransferOptions::default(),

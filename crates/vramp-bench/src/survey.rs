@@ -79,7 +79,7 @@ pub(super) fn open_device(options: &Options) -> Result<(Arc<dyn Device>, Sample)
 impl<'a> Survey<'a> {
     /// A survey of what a load by this plan passes.
     pub(super) fn new(bed: TestBed<'a>, plan: &LoadPlan, fallbacks: &'a Fallbacks) -> Result<Survey<'a>> {
-        let tape = Tape::new(bed.subject.parts(plan, &*bed.options.storage, fallbacks)?)?;
+        let tape = Tape::new(bed.subject.parts(plan, &**bed.subject.checkpoint.storage(), fallbacks)?)?;
         let mut survey = Survey { transfer: bed.transfer(), bed, fallbacks, tape, stages: Vec::new() };
         survey.stages = survey.choose(plan);
         Ok(survey)

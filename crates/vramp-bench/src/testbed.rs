@@ -51,7 +51,7 @@ impl<'a> TestBed<'a> {
     }
 
     fn loader(&self, transfer: TransferOptions) -> Loader {
-        Loader::new(Arc::clone(&self.device), transfer).with_storage(Arc::clone(&self.options.storage))
+        Loader::new(Arc::clone(&self.device), transfer)
     }
 
     fn prepare(&self, loader: &Loader) -> Result<Prepared> {
@@ -64,7 +64,7 @@ impl<'a> TestBed<'a> {
 
     /// The share of the files' parts that is in the page cache.
     pub(super) fn resident(&self) -> Result<f64> {
-        resident_share(&*self.options.storage, &self.files)
+        resident_share(&**self.subject.checkpoint.storage(), &self.files)
     }
 
     /// Puts the page cache into a state; says how. Files that are there are not read again.

@@ -50,7 +50,7 @@ impl ToldCache {
     fn set(&self, files: &[Stretch], residency: impl Fn(u64) -> Residency) -> Result<String> {
         for stretch in files {
             let file = self.0.file(&stretch.path).unwrap();
-            file.set_residency(residency(file.identity().len));
+            file.set_residency(residency(file.version().len()));
         }
         Ok("told so".to_owned())
     }
@@ -76,7 +76,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         Some(pace) => file.with_source(Route::Direct, |inner| Arc::new(PacedSource::new(inner, pace))),
         None => file,
     };
-    let shard = Shard { path: path.into(), bytes: first + bytes, identity: file.identity(), derived: None };
+    let shard = Shard { path: path.into(), bytes: first + bytes, version: file.version(), derived: None };
     let storage = MemoryStorage::new();
     storage.insert(Arc::new(file));
     let tensor = |index: u64| TensorInfo {
@@ -86,7 +86,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
     };
     let tensors = (0..TENSORS).map(tensor).collect();
-    let checkpoint = vramp::testing::checkpoint_of(path, vec![shard], tensors);
+    let checkpoint = vramp::testing::checkpoint_of(path, Arc::new(storage.clone()), vec![shard], tensors);
     (checkpoint, storage)
 }
 
@@ -111,9 +111,9 @@ fn bench_for(
 ) -> BenchReport {
     let device: Arc<dyn Device> = Arc::new(device);
     let open_device = move || Ok(Arc::clone(&device));
-    let storage = Arc::new(storage);
-    let cache = Arc::new(ToldCache(storage.as_ref().clone()));
-    let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), effort) };
+
+    let cache = Arc::new(ToldCache(storage.clone()));
+    let options = Options { cache, transfer, ..Options::new(Box::new(open_device), effort) };
     run_on(&Arc::new(checkpoint), &options, &|_| {}).unwrap()
 }
 
@@ -199,9 +199,9 @@ fn files_in_memory_cannot_be_cold_and_that_is_said() {
     storage.insert(Arc::new(MemoryFile::new(path, vec![0; bytes]).with_file_system(memory)));
     let effort = BRIEF;
     let cache = Arc::new(ToldCache(storage.clone()));
-    let storage = Arc::new(storage);
+
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
-    let options = Options { storage, cache, ..Options::new(Box::new(open_device), effort) };
+    let options = Options { cache, ..Options::new(Box::new(open_device), effort) };
     let report = run_on(&Arc::new(checkpoint), &options, &|_| {}).unwrap();
     assert!(report.states.iter().all(|found| found.state == CacheState::Warm));
     assert!(report.warnings.iter().any(|warning| warning.contains("tmpfs")), "{:?}", report.warnings);
@@ -243,11 +243,11 @@ fn from_a_slow_disk_as_much_is_loaded_as_the_time_allows() {
 fn search(budget: Duration) -> Tuning {
     let disk = Pace::new(10.0 * SLOW).with_latency(Duration::from_millis(20));
     let (checkpoint, storage) = checkpoint(Some(disk), 4 * BYTES);
-    let (cache, storage) = (Arc::new(NoCache(storage.clone())), Arc::new(storage));
+    let cache = Arc::new(NoCache(storage));
     let open_device = || Ok(Arc::new(CpuDevice::new()) as Arc<dyn Device>);
     let mut transfer = TransferOptions { read_bytes: Some(2 << 20), ..TransferOptions::default() };
     transfer.queue.direct_depth = 1;
-    let options = Options { storage, cache, transfer, ..Options::new(Box::new(open_device), Effort::QUICK) };
+    let options = Options { cache, transfer, ..Options::new(Box::new(open_device), Effort::QUICK) };
     super::tune::tune_on(&Arc::new(checkpoint), &options, budget, &|_| {}).unwrap()
 }
 

@@ -13,7 +13,6 @@ use vramp::checkpoint::{Checkpoint, Selected, Selection, Slice};
 use vramp::device::Device;
 use vramp::error::Result;
 use vramp::extent::{ShardIndex, align_down};
-use vramp::load::open_same;
 use vramp::os;
 use vramp::plan::LoadPlan;
 use vramp::storage::{Fallbacks, Storage};
@@ -51,7 +50,7 @@ impl<'a> Workload<'a> {
         let Taken { selected, runs, unlike } = part_of(checkpoint, all, most);
         let bytes: u64 = selected.iter().map(|one| bytes_of(checkpoint, one)).sum();
         let part = (bytes < checkpoint.total_bytes()).then_some(why);
-        let (file_system, volume, in_memory) = file_system(checkpoint, options)?;
+        let (file_system, volume, in_memory) = file_system(checkpoint)?;
         Ok(Workload { checkpoint, selected, bytes, file_system, volume, in_memory, part, runs, unlike })
     }
 
@@ -72,7 +71,7 @@ impl<'a> Workload<'a> {
             let mut ranges = ranges_of(index, plan);
             if shard.derived.is_some() {
                 ranges.truncate(1); // made of all of its file
-                ranges.iter_mut().for_each(|range| *range = 0..shard.identity.len);
+                ranges.iter_mut().for_each(|range| *range = 0..shard.version.len());
             }
             stretches.extend(ranges.into_iter().map(|range| Stretch { path: shard.path.clone(), range }));
         }
@@ -85,7 +84,7 @@ impl<'a> Workload<'a> {
         let mut parts = Vec::new();
         for (shard, ranges) in shards.map(|(shard, index)| (shard, ranges_of(index, plan))) {
             if !ranges.is_empty() {
-                let file = open_same(storage, shard, fallbacks)?;
+                let file = shard.open(storage, fallbacks)?;
                 parts.extend(ranges.into_iter().map(|range| (Arc::clone(&file), range)));
             }
         }
@@ -219,9 +218,9 @@ fn first_rows(of: &Selected, bytes: u64, most: u64) -> Selected {
     Selected { slice: Some(Slice { dim, start: 0, end }), shape, ..of.clone() }
 }
 
-fn file_system(checkpoint: &Checkpoint, options: &Options) -> Result<(String, String, bool)> {
+fn file_system(checkpoint: &Checkpoint) -> Result<(String, String, bool)> {
     let Some(shard) = checkpoint.shards().first() else { return Ok((String::new(), String::new(), false)) };
-    let file = options.storage.open(&shard.path, &Fallbacks::default())?;
-    let (system, volume) = (file.file_system(), os::device_number(file.identity().device));
+    let file = shard.open(&**checkpoint.storage(), &Fallbacks::default())?;
+    let (system, volume) = (file.file_system(), file.volume());
     Ok((system.name.clone(), volume, system.memory))
 }

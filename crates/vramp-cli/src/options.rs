@@ -20,6 +20,7 @@ pub(crate) fn open(args: &OpenHow) -> OpenOptions {
         hub_cache: hub_cache(),
         key: args.key.clone(),
         skip_unknown: args.skip_unknown,
+        ..OpenOptions::default()
     }
 }
 

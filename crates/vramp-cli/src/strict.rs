@@ -73,7 +73,7 @@ fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
         let name = Path::new("standard input");
         return Spec::read(std::io::stdin().lock(), name).map_err(at(name));
     }
-    let spec = match Spec::text_at(path).map_err(at(path))? {
+    let spec = match Spec::text_at(path, &*open.storage).map_err(at(path))? {
         Some(text) => Spec::parse(&text).map_err(|fault| Error::malformed(path, fault)),
         None => {
             // The key is that of the checkpoint which is judged.

@@ -34,7 +34,7 @@ fn load(device: Arc<dyn Device>, warm: bool, transfer: TransferOptions, rates: L
     let synthetic = Synthetic::new(5, 3, 300_000, |_, file| file);
     synthetic.set_residency(if warm { Residency::all } else { Residency::none });
     let load = |transfer| {
-        let mut loader = Loader::new(Arc::clone(&device), transfer).with_storage(Arc::new(synthetic.storage.clone()));
+        let mut loader = Loader::new(Arc::clone(&device), transfer);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
         let place = LimitPlace::here(&*device, &prepared.file_system, &prepared.volume);

@@ -22,7 +22,7 @@ use super::pickled::{MOST_NAMES, Pickled};
 use super::scan::{MOST_PICKLES, Place};
 use super::storages::Declared;
 use super::unpack::MOST_NESTED;
-use super::{BEGINNING, Kind, dcp, hides_archive, is_safetensors, legacy, recognise, tar};
+use super::{BEGINNING, Kind, dcp, hides_archive_in, is_safetensors, legacy, recognise, tar};
 use crate::checkpoint::derived::Storage;
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
@@ -32,6 +32,7 @@ use crate::checkpoint::shard;
 use crate::durable::folder_of;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::storage::LocalStorage;
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;
@@ -170,7 +171,7 @@ pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
     let in_parts = path.extension().is_some_and(|extension| extension == "distcp");
     audit.look(&window, in_parts).map_err(|error| Error::io("read", path, error))?;
     if audit.format == "safetensors"
-        && let Err(error) = shard::read_head(path, MAX_HEADER_BYTES)
+        && let Err(error) = shard::read_head(&LocalStorage, path, MAX_HEADER_BYTES)
     {
         audit.add(Finding::malformed("safetensors", error.to_string()));
         // A header that is right leaves no room for anything else.
@@ -287,7 +288,7 @@ impl Audit {
     fn look(&mut self, bytes: &dyn Bytes, in_parts: bool) -> io::Result<()> {
         let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
         let kind = recognise(&beginning, bytes.len());
-        if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
+        if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive_in(bytes)? {
             self.add(Finding::suspicious("prefix-data", "a zip archive stands behind other data"));
             self.zip(bytes, MOST_NESTED)?;
         }

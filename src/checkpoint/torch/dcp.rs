@@ -24,6 +24,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, quoted};
+use crate::storage::{LocalStorage, Version};
 
 /// The name of the file that describes the folder.
 pub(crate) const METADATA: &str = ".metadata";
@@ -300,7 +301,8 @@ impl<'a> Gather<'a> {
         Reader { path: self.folder, options: self.options, rank: None }.demand_free_names(&tensors)?;
         let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
-        Ok(Checkpoint { path, shards, tensors, metadata, warnings, format: Format::TorchDcp, skipped, shared })
+        let (format, storage) = (Format::TorchDcp, Arc::new(LocalStorage));
+        Ok(Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage })
     }
 
     /// Every box with its place.
@@ -329,9 +331,9 @@ impl<'a> Gather<'a> {
     fn file(&mut self, name: &str, wanted: Vec<Wanted>) -> Result<()> {
         let path = self.folder.join(name);
         let (file, meta) = shard::open_regular(&path)?;
-        let (bytes, identity) = (meta.len(), shard::identity(&meta));
+        let (bytes, version) = (meta.len(), Version::of_file(&meta));
         let number = self.next_shard();
-        self.shards.push(Shard { path: path.clone(), bytes, identity, derived: None });
+        self.shards.push(Shard { path: path.clone(), bytes, version, derived: None });
         let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
         for Wanted { tensor, start, shape, place } in wanted {
             let (name, described) = self.description.tensors.get(tensor).ok_or(LOST)?;

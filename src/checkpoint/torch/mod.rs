@@ -35,7 +35,7 @@ mod unpack;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,6 +58,7 @@ use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorInfo, shard};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 use crate::setting::Setting;
+use crate::storage::{LocalStorage, Version};
 
 /// Bytes at the beginning of a file that are enough to recognise it.
 pub(crate) const BEGINNING: u64 = 1024;
@@ -92,7 +93,13 @@ pub(crate) fn is_safetensors(beginning: &[u8], len: u64) -> bool {
 }
 
 /// Whether the file ends as a zip archive does: an archive behind something else, which other programs would read.
-pub(crate) fn hides_archive(bytes: &dyn Bytes) -> io::Result<bool> {
+pub(crate) fn hides_archive(path: &Path) -> Result<bool> {
+    let (file, meta) = shard::open_regular(path)?;
+    hides_archive_in(&Window { file: &file, start: 0, len: meta.len() }).map_err(|error| Error::io("read", path, error))
+}
+
+/// The same for bytes.
+pub(crate) fn hides_archive_in(bytes: &dyn Bytes) -> io::Result<bool> {
     // An end record and the longest comment behind it.
     const TAIL: u64 = 22 + 65_535;
     let len = bytes.len().min(TAIL);
@@ -110,7 +117,8 @@ pub(crate) fn hidden_archive() -> Fault {
 }
 
 /// A file of PyTorch as a checkpoint.
-pub(crate) fn open(path: &Path, file: &File, meta: &Metadata, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
+pub(crate) fn open(path: &Path, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
+    let (file, meta) = &shard::open_regular(path)?;
     let window = Window { file, start: 0, len: meta.len() };
     let reader = Reader { path, options, rank: None };
     let (part, format) = reader.part(&window, kind, 0)?;
@@ -342,11 +350,12 @@ impl Reader<'_> {
         let Part { assembled, skipped, warnings, .. } = part;
         let Assembled { tensors, recipe, shared, .. } = assembled;
         let file =
-            Shard { path: self.path.to_owned(), bytes: meta.len(), identity: shard::identity(meta), derived: None };
+            Shard { path: self.path.to_owned(), bytes: meta.len(), version: Version::of_file(meta), derived: None };
         let made = (!recipe.is_empty()).then(|| file.made_by(recipe));
         let shards = std::iter::once(file).chain(made).collect();
         let (path, metadata) = (self.path.to_owned(), BTreeMap::new());
-        Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared }
+        let storage = Arc::new(LocalStorage);
+        Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage }
     }
 }
 

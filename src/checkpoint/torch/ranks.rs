@@ -20,6 +20,8 @@ use crate::dtype::StoredDtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, counted, quoted};
+use crate::storage::LocalStorage;
+use crate::storage::Version;
 
 /// Opens a set of such files; `None` where the names do not say how many there are, and no tensor in them is cut.
 pub(crate) fn open(folder: &Path, set: &RankSet, options: &OpenOptions) -> Result<Option<Checkpoint>> {
@@ -147,7 +149,7 @@ impl<'a> Ranks<'a> {
         let (part, format) = reader.part(&window, kind, number)?;
         let Part { assembled, skipped, warnings, cut, sums } = part;
         (self.files, self.format) = (self.files + 1, format);
-        let shard = Shard { path: path.clone(), bytes: meta.len(), identity: shard::identity(&meta), derived: None };
+        let shard = Shard { path: path.clone(), bytes: meta.len(), version: Version::of_file(&meta), derived: None };
         let made = (!assembled.recipe.is_empty()).then(|| shard.made_by(assembled.recipe));
         self.shards.push(shard);
         self.shards.extend(made);
@@ -274,6 +276,7 @@ impl<'a> Ranks<'a> {
             format: self.format,
             skipped: self.skipped,
             shared: self.shared,
+            storage: Arc::new(LocalStorage),
         })
     }
 

@@ -11,6 +11,7 @@ use super::{BEGINNING, Kind, Reader, dcp, members, recognise};
 use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::{Checkpoint, Format, shard};
 use crate::error::{Error, Result};
+use crate::storage::Version;
 
 /// What was compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,7 +38,7 @@ impl Checkpoint {
             let known = self.shards.iter().find(|shard| shard.path == path);
             let known = known.ok_or(Error::Poisoned { what: "a file that the checkpoint does not have" })?;
             let (file, meta) = shard::open_regular(&path)?;
-            if let Some(what) = known.identity.difference(&shard::identity(&meta)) {
+            if let Some(what) = known.version.difference(&Version::of_file(&meta)) {
                 return Err(Error::Changed { path, what });
             }
             let reader = Reader { path: &path, options: &OpenOptions::default(), rank: None };

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 use vramp::Error;
 use vramp::os;
-use vramp::storage::{Fallbacks, LocalStorage, Storage};
+use vramp::storage::{Fallbacks, LocalStorage, Location, Storage};
 use vramp_bench::{BenchReport, Effort};
 
 use super::args::DemoArgs;
@@ -186,7 +186,7 @@ impl Folder {
 
 /// The file system that a file lies on: its name, and whether it is memory.
 fn file_system(path: &Path) -> Result<(String, bool), Failure> {
-    let file = LocalStorage.open(path, &Fallbacks::default())?;
+    let file = LocalStorage.open(&Location::from(path), &Fallbacks::default())?;
     let system = file.file_system();
     Ok((system.name.clone(), system.memory))
 }
