@@ -4,6 +4,7 @@
 //! the timing, and that nothing is lost or leaked when the driver refuses. `scripts/gpu-check` runs the same tests on a GPU.
 
 mod direct;
+mod downloads;
 mod errors;
 mod lies;
 mod loads;
