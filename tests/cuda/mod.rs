@@ -11,6 +11,7 @@ mod loads;
 mod misuse;
 mod pipeline;
 mod probe;
+mod saves;
 mod uploads;
 
 use std::sync::Arc;
