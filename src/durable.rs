@@ -15,7 +15,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::memory::Filled;
 use crate::os;
+pub use growing::BLOCK_BYTES;
 use growing::Growing;
 
 /// Something that a name of a folder leads to; links are not followed.
@@ -150,11 +152,29 @@ pub enum Held {
 
 /// A file in the making.
 pub trait NewFile: Send {
+    /// Makes room for a file of `bytes` bytes, where the storage can: writing is faster then, and a full disk is an error before
+    /// anything is written. Called once at most, before anything is added.
+    ///
+    /// # Errors
+    /// When there is no room for them.
+    fn reserve(&mut self, _bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// Adds bytes at its end. They may stay in memory until [`NewFile::sync`].
     ///
     /// # Errors
     /// When they cannot be written: the disk is full.
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Adds the bytes of a buffer at its end, and returns at once where the storage writes in the background; it keeps the buffer
+    /// until then. Buffers of a whole [`BLOCK_BYTES`] are written best.
+    ///
+    /// # Errors
+    /// When these bytes, or others that were added before, cannot be written.
+    fn append_filled(&mut self, block: Filled) -> Result<()> {
+        self.append(block.bytes())
+    }
 
     /// Makes every byte durable, and asks the file system whether the file has as many as were added. The file is locked until
     /// what this gives is dropped, or the process ends, so that others can tell it from one that a killed process left.

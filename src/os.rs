@@ -355,6 +355,20 @@ pub fn free_disk_bytes(path: &std::path::Path) -> io::Result<u64> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// Gives a file so many bytes of disk (`fallocate`), which read as zeros until they are written: writes of several threads need not
+/// grow it any more.
+///
+/// # Errors
+/// What the kernel says: that there is no room, or that the file system cannot.
+pub fn reserve_space(file: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
+    let bytes = libc::off64_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    // SAFETY: takes a descriptor and numbers only.
+    match unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, bytes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Makes whole pages resident and writable ahead of their use, on the NUMA node `node` where one is wanted and there is more
 /// than one. Best effort: what the kernel does not do, the first touch does.
 ///

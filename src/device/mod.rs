@@ -11,6 +11,7 @@ mod cuda;
 #[path = "without_cuda.rs"]
 mod cuda;
 mod direct;
+mod download;
 mod null;
 mod region;
 
@@ -22,6 +23,7 @@ pub use cuda::forget_cufile;
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaDevice, CudaInfo, CudaMemory, DeviceAllocator};
 pub use direct::{DirectFile, DirectReads};
+pub use download::{Download, Downloaded};
 pub use null::NullDevice;
 pub use region::{Arena, Memory, Region, View, Written};
 
@@ -235,7 +237,7 @@ pub struct StreamNeeds {
     pub scales: Vec<Table>,
 }
 
-/// An ordered queue of uploads to one device.
+/// Queues of copies to one device and back.
 pub trait Stream: Send {
     /// Is told, before the first upload of a load, what its uploads will need.
     ///
@@ -249,6 +251,16 @@ pub trait Stream: Send {
     /// # Errors
     /// When the device refuses; the buffer is then back in its pool and the regions are given up unfinished.
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight>;
+
+    /// Starts copying each view into `buffer`, from the byte that stands before it on, and returns at once where the device can.
+    /// Copies are in no order; the rest of the buffer stays as it is. Buffer and views belong to the download until it is over.
+    /// Downloads need no [`Stream::prepare`].
+    ///
+    /// # Errors
+    /// When a view leaves the buffer or is no memory of the device, or the device refuses; the buffer is then back in its pool.
+    fn download(&mut self, buffer: StagingBuffer, views: Vec<(u64, View)>) -> Result<Box<dyn Download>> {
+        download::at_once(buffer, views)
+    }
 }
 
 /// An upload on its way. Dropping it waits until the device no longer touches the buffer.

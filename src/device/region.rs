@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::Device;
 use super::cuda::DeviceMemory;
 use super::null::Nothing;
 use crate::convert::transpose;
@@ -48,6 +49,12 @@ pub trait Memory: Any + Send + Sync {
     /// # Errors
     /// When the device refuses, or keeps nothing (the null device).
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()>;
+
+    /// The device whose memory it is, for its staging buffers and its [streams](super::Stream::download) back to the host.
+    /// `None`: bytes come back by [`Memory::download`] alone.
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
 
     /// Copies `bytes` to the byte `at` of the memory, and returns when they are there: the slow way for bytes that did not come
     /// by a stream. Only who has the right to write the range ([`Region`]) may ask for it.
@@ -320,9 +327,30 @@ impl View {
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) })
     }
 
+    /// A part of the view; `part` counts from its start. `None` where it leaves the view.
+    pub fn part(&self, part: Range<u64>) -> Option<View> {
+        let fits = part.start <= part.end && part.end <= self.len();
+        let range = || self.range.start + part.start..self.range.start + part.end;
+        fits.then(|| View { shared: Arc::clone(&self.shared), range: range() })
+    }
+
+    /// The memory that the view lies in, if it is an `M`: a device finds its own memory by its type. [`View::range`] says which
+    /// bytes of it are the view's.
+    pub fn memory<M: Memory>(&self) -> Option<&M> {
+        self.shared.backing.memory()
+    }
+
     /// The device whose memory it is, as [`Arena::owner`] says it.
     pub fn owner(&self) -> Option<String> {
         self.shared.backing.owner()
+    }
+
+    /// The device that streams the bytes back to the host; `None` for host memory, and where [`View::download`] is the only way.
+    pub fn device(&self) -> Option<Arc<dyn Device>> {
+        match &self.shared.backing {
+            Backing::Host(_) => None,
+            Backing::Device(memory) => memory.device(),
+        }
     }
 
     /// Whether the bytes that were loaded are still there.
@@ -522,6 +550,8 @@ mod tests {
         let mut copy = [9; 2];
         view.download(1..3, &mut copy).unwrap();
         assert_eq!((copy, view.len()), ([0, 0], 4));
+        assert_eq!(view.part(1..3).map(|part| part.range()), Some(3..5));
+        assert!(view.part(3..5).is_none() && view.part(4..4).is_some());
         assert!(view.download(0..3, &mut copy).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! A new local file that is written past the page cache: blocks are filled here while threads write those before.
+//! A new local file that is written past the page cache: several of its blocks at once, by threads, while the next is filled.
 //!
 //! Saved weights are read next by something that reads files of many gigabytes, if at all: keeping them in the page cache would
 //! push out what is in use, and memory that the kernel has to find first makes writing slow (`docs/benchmarking.md`). A file of
 //! less than one block is written the ordinary way, and so is one that the file system will not have written past its
-//! cache; the kernel is then told to begin storing each block at once. It renames and removes nothing.
+//! cache; the kernel is then told to begin storing at once. It allocates no block itself, and renames and removes nothing.
 
 use std::fs::File;
 use std::io;
@@ -19,22 +19,31 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::NewFile;
 use crate::error::{Error, Result};
-use crate::memory::staging::{StagingBuffer, StagingPool};
+use crate::memory::Filled;
 use crate::os::{self, DirectSupport};
 
 /// Bytes of one write: large enough that a disk does not wait for the next.
-pub(super) const BLOCK_BYTES: usize = 8 << 20;
+pub const BLOCK_BYTES: usize = 8 << 20;
 
-/// Blocks that are written at the same time, and one that is filled meanwhile.
-const WRITERS: usize = 2;
-const BLOCKS: usize = WRITERS + 1;
+/// Blocks of one file that are written at the same time.
+const WRITERS: usize = 4;
+
+/// Direct writes begin and end on multiples of so many bytes: no file system that writes directly demands more than a page.
+fn direct_align() -> usize {
+    os::page_bytes()
+}
 
 /// A new local file.
 pub(super) struct Growing {
     file: Arc<Growable>,
     /// Bytes that were handed over.
     len: u64,
-    way: Way,
+    /// Bytes that disk was reserved for.
+    reserved: u64,
+    /// The last bytes that were handed over, which no block holds.
+    rest: Vec<u8>,
+    /// Once there was a whole block.
+    writers: Option<Writers>,
     warning: Option<String>,
 }
 
@@ -46,62 +55,81 @@ struct Growable {
     direct: AtomicBool,
 }
 
-enum Way {
-    /// Less than a block so far, all of it.
-    Small(Vec<u8>),
-    /// Blocks are being written; the last is not full.
-    Blocks(Blocks),
-}
-
 impl Growing {
     pub(super) fn new(file: File, path: &Path, warning: Option<String>) -> Growing {
         let file = Growable { file, path: path.to_owned(), direct: AtomicBool::new(false) };
-        Growing { file: Arc::new(file), len: 0, way: Way::Small(Vec::new()), warning }
+        Growing { file: Arc::new(file), len: 0, reserved: 0, rest: Vec::new(), writers: None, warning }
     }
 
-    /// The first block is full.
-    fn grow_up(&mut self) -> Result<()> {
-        let Way::Small(first) = &mut self.way else { return Ok(()) };
-        let mut blocks = Blocks::start(&self.file)?;
-        blocks.append(&std::mem::take(first))?;
-        self.way = Way::Blocks(blocks);
-        Ok(())
+    /// Writes what no block holds, by the page cache and after all blocks: its end is not aligned.
+    fn write_rest(&mut self) -> Result<()> {
+        if let Some(writers) = &mut self.writers {
+            writers.wait_for_all()?;
+        }
+        self.file.go_buffered().map_err(|e| Error::io("write", &self.file.path, e))?;
+        let rest = std::mem::take(&mut self.rest);
+        self.file.write(&rest, self.len.saturating_sub(rest.len() as u64))
     }
 }
 
 impl NewFile for Growing {
+    fn reserve(&mut self, bytes: u64) -> Result<()> {
+        if bytes < BLOCK_BYTES as u64 {
+            return Ok(());
+        }
+        match os::reserve_space(self.file.file.as_fd(), bytes).map_err(beyond_limit) {
+            Ok(()) => self.reserved = bytes,
+            Err(source) if is_full(&source) => {
+                let (path, range) = (self.file.path.clone(), Some(0..bytes));
+                return Err(Error::Io { op: "reserve disk space for", path, range, source });
+            }
+            Err(_) => {} // the file grows as it is written
+        }
+        Ok(())
+    }
+
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.len = self.len.saturating_add(bytes.len() as u64);
-        match &mut self.way {
-            Way::Small(waiting) if waiting.len() + bytes.len() < BLOCK_BYTES => waiting.extend_from_slice(bytes),
-            Way::Small(_) => self.grow_up()?,
-            Way::Blocks(blocks) => return blocks.append(bytes),
+        for chunk in bytes.chunks(BLOCK_BYTES) {
+            self.len = self.len.saturating_add(chunk.len() as u64);
+            self.rest.extend_from_slice(chunk);
+            if self.rest.len() >= BLOCK_BYTES {
+                self.write_rest()?;
+            }
         }
-        match &mut self.way {
-            Way::Blocks(blocks) => blocks.append(bytes),
-            Way::Small(_) => Ok(()),
+        Ok(())
+    }
+
+    fn append_filled(&mut self, block: Filled) -> Result<()> {
+        let (align, bytes) = (direct_align(), block.bytes().len());
+        let is_aligned = self.rest.is_empty() && self.len.is_multiple_of(align as u64);
+        if !is_aligned || (bytes < BLOCK_BYTES && self.writers.is_none()) {
+            return self.append(block.bytes());
         }
+        let (at, len) = (self.len, bytes / align * align);
+        self.len = at.saturating_add(bytes as u64);
+        self.rest.extend_from_slice(block.bytes().get(len..).unwrap_or_default());
+        let writers = self.writers.get_or_insert_with(|| Writers::start(&self.file));
+        writers.submit(Job { block, len, at })
     }
 
     fn warning(&self) -> Option<String> {
         self.warning.clone()
     }
 
-    fn sync(self: Box<Self>) -> Result<Box<dyn Send>> {
-        let Growing { file, len, way, .. } = *self;
-        match way {
-            Way::Small(waiting) => file.write(&waiting, 0)?,
-            Way::Blocks(blocks) => blocks.finish()?,
+    fn sync(mut self: Box<Self>) -> Result<Box<dyn Send>> {
+        self.write_rest()?;
+        if self.reserved > self.len {
+            self.file.file.set_len(self.len).map_err(|e| Error::io("shorten", &self.file.path, e))?;
         }
-        file.sync(len)?;
-        Ok(Box::new(file)) // open, and so locked
+        self.file.sync(self.len)?;
+        Ok(Box::new(Arc::clone(&self.file))) // open, and so locked
     }
 }
 
 impl Growable {
     /// Has the file written past the page cache, where the file system can.
     fn go_direct(&self) {
-        let fits = |memory: u64, offset: u64| memory.max(offset) <= os::page_bytes() as u64;
+        let fits = |memory: u64, offset: u64| memory.max(offset) <= direct_align() as u64;
         let can = match os::direct_support(self.file.as_fd()) {
             Ok(DirectSupport::Aligned { memory, offset }) => fits(memory, offset),
             Ok(DirectSupport::Unknown) => true, // a write that is refused tells
@@ -118,7 +146,8 @@ impl Growable {
 
     fn write(&self, bytes: &[u8], at: u64) -> Result<()> {
         let written = match self.file.write_all_at(bytes, at) {
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) && self.direct.load(Ordering::Relaxed) => {
+            // The file system writes nothing directly. Several threads may meet this at once, and each of them goes on.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 self.go_buffered().and_then(|()| self.file.write_all_at(bytes, at))
             }
             written => written,
@@ -147,6 +176,12 @@ impl Growable {
     }
 }
 
+/// Whether there is no room, now or ever; anything else that `fallocate` says is that it cannot.
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), FileTooLarge | QuotaExceeded | StorageFull)
+}
+
 /// Says of a file that may not grow any more which limits there are.
 fn beyond_limit(error: io::Error) -> io::Error {
     match error.kind() {
@@ -159,109 +194,74 @@ fn beyond_limit(error: io::Error) -> io::Error {
     }
 }
 
-/// Full blocks on their way to the file, and the one that is being filled.
-struct Blocks {
+/// Threads that write blocks of one file.
+struct Writers {
     file: Arc<Growable>,
-    pool: StagingPool,
-    current: Option<StagingBuffer>,
-    filled: usize,
-    /// Where the current block goes.
-    at: u64,
     under_way: usize,
-    /// `None` once no further block comes.
+    /// `None` once no further block comes, and where the machine gave no thread: blocks are then written by [`Writers::submit`].
     jobs: Option<Sender<Job>>,
     done: Receiver<Result<()>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
+/// The first `len` bytes of a block, and where they go.
 struct Job {
-    block: StagingBuffer,
+    block: Filled,
+    len: usize,
     at: u64,
 }
 
-impl Blocks {
-    fn start(file: &Arc<Growable>) -> Result<Blocks> {
-        let pool =
-            StagingPool::new(BLOCKS, BLOCK_BYTES).map_err(|e| Error::io("find memory to write", &file.path, e))?;
+impl Job {
+    fn write(&self, file: &Growable) -> Result<()> {
+        file.write(self.block.bytes().get(..self.len).unwrap_or_default(), self.at)
+    }
+}
+
+impl Writers {
+    fn start(file: &Arc<Growable>) -> Writers {
         file.go_direct();
         let ((jobs, queue), (finished, done)) = (unbounded::<Job>(), unbounded());
         let work = || {
             let (file, queue, finished) = (Arc::clone(file), queue.clone(), finished.clone());
             move || {
-                for Job { block, at } in queue {
-                    // Every block is answered, also after a panic: the other thread keeps the channel open.
-                    let write = AssertUnwindSafe(|| file.write(block.bytes(), at));
-                    let written = catch_unwind(write).unwrap_or_else(|_| Err(ended()));
-                    drop(block); // free before whoever waits hears of it
+                for job in queue {
+                    // Every block is answered, also after a panic: the other threads keep the channel open.
+                    let written = catch_unwind(AssertUnwindSafe(|| job.write(&file))).unwrap_or_else(|_| Err(ended()));
+                    drop(job); // free before the answer is seen
                     let _ = finished.send(written);
                 }
             }
         };
         let start = |_| thread::Builder::new().name("vramp-store".to_owned()).spawn(work()).ok();
         let threads: Vec<_> = (0..WRITERS).filter_map(start).collect();
-        let current = pool.acquire();
-        // Without any thread the blocks are written here.
         let jobs = (!threads.is_empty()).then_some(jobs);
-        Ok(Blocks { file: Arc::clone(file), pool, current, filled: 0, at: 0, under_way: 0, jobs, done, threads })
+        Writers { file: Arc::clone(file), under_way: 0, jobs, done, threads }
     }
 
-    fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            let lost = Error::Poisoned { what: "no block to write to" };
-            let block = self.current.as_mut().ok_or(lost)?.bytes_mut();
-            let room = block.get_mut(self.filled..).unwrap_or_default();
-            let len = room.len().min(bytes.len());
-            let (now, later) = bytes.split_at(len);
-            room[..len].copy_from_slice(now);
-            self.filled += len;
-            if self.filled == BLOCK_BYTES {
-                self.send()?;
-            }
-            bytes = later;
+    /// Hands a block over. An error may be that of a block before it.
+    fn submit(&mut self, job: Job) -> Result<()> {
+        while let Ok(written) = self.done.try_recv() {
+            self.under_way = self.under_way.saturating_sub(1);
+            written?;
         }
-        Ok(())
-    }
-
-    /// Hands a full block over and takes the next free one.
-    fn send(&mut self) -> Result<()> {
-        let (Some(block), at) = (self.current.take(), self.at) else { return Ok(()) };
-        (self.at, self.filled) = (self.at.saturating_add(BLOCK_BYTES as u64), 0);
         match &self.jobs {
-            Some(jobs) => {
-                jobs.send(Job { block, at }).map_err(|_| ended())?;
-                self.under_way += 1;
-            }
-            None => {
-                self.file.write(block.bytes(), at)?;
-                drop(block);
-            }
+            Some(jobs) => jobs.send(job).map_err(|_| ended())?,
+            None => return job.write(&self.file),
         }
-        self.current = self.pool.acquire();
-        while self.current.is_none() {
-            self.wait_for_one()?;
-            self.current = self.pool.acquire();
-        }
+        self.under_way += 1;
         Ok(())
     }
 
-    fn wait_for_one(&mut self) -> Result<()> {
-        self.under_way = self.under_way.saturating_sub(1);
-        self.done.recv().unwrap_or(Err(ended()))
-    }
-
-    /// Waits for all blocks and writes the rest.
-    fn finish(mut self) -> Result<()> {
-        self.jobs = None;
+    fn wait_for_all(&mut self) -> Result<()> {
         while self.under_way > 0 {
-            self.wait_for_one()?;
+            self.under_way -= 1;
+            self.done.recv().unwrap_or(Err(ended()))?;
         }
-        self.file.go_buffered().map_err(|e| Error::io("write", &self.file.path, e))?;
-        let rest = self.current.as_ref().and_then(|block| block.bytes().get(..self.filled));
-        self.file.write(rest.unwrap_or_default(), self.at)
+        Ok(())
     }
 }
 
-impl Drop for Blocks {
+impl Drop for Writers {
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {
@@ -277,11 +277,16 @@ fn ended() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::staging::StagingPool;
     use crate::testing::{Random, watched};
 
+    fn create(path: &Path) -> Box<dyn NewFile> {
+        Box::new(Growing::new(File::create(path).unwrap(), path, None))
+    }
+
     /// A file of `bytes`, handed over in pieces of growing size.
-    fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-        let mut file: Box<dyn NewFile> = Box::new(Growing::new(File::create(path).unwrap(), path, None));
+    fn append(path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut file = create(path);
         let (mut rest, mut step) = (bytes, 1);
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(step));
@@ -289,6 +294,24 @@ mod tests {
             (rest, step) = (later, step * 7 + 1);
         }
         file.sync().map(drop)
+    }
+
+    /// A file of `bytes`, handed over in blocks of three buffers that are used in turn; `odd` bytes come before them.
+    fn write_after(path: &Path, odd: usize, bytes: &[u8]) -> Result<()> {
+        let pool = StagingPool::new(3, BLOCK_BYTES).unwrap();
+        let mut file = create(path);
+        file.reserve(bytes.len() as u64)?;
+        file.append(&bytes[..odd])?;
+        for chunk in bytes[odd..].chunks(BLOCK_BYTES) {
+            let mut buffer = pool.acquire_waiting().unwrap();
+            buffer.bytes_mut()[..chunk.len()].copy_from_slice(chunk);
+            file.append_filled(Filled::new(buffer, chunk.len()))?;
+        }
+        file.sync().map(drop)
+    }
+
+    fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+        write_after(path, 0, bytes)
     }
 
     #[test]
@@ -300,7 +323,11 @@ mod tests {
                 let path = folder.path().join("f");
                 for len in [0, 5, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 12_345] {
                     let bytes = Random::new(len as u64).bytes(len);
-                    write(&path, &bytes).unwrap();
+                    for odd in [0, 1, 4096].into_iter().filter(|&odd| odd <= len) {
+                        write_after(&path, odd, &bytes).unwrap();
+                        assert!(std::fs::read(&path).unwrap() == bytes, "{len}, {odd} before");
+                    }
+                    append(&path, &bytes).unwrap();
                     assert!(std::fs::read(&path).unwrap() == bytes, "{len}");
                 }
             }
@@ -330,6 +357,40 @@ mod tests {
                     assert!(matches!(&error, Error::Io { op: "write", .. }), "{error:?}");
                     assert_eq!(error.exit_code(), 4);
                 }
+            }
+        });
+    }
+
+    #[test]
+    fn a_file_that_ends_before_what_was_reserved_has_its_own_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        let mut file = create(&path);
+        file.reserve(3 * BLOCK_BYTES as u64).unwrap();
+        file.append(b"short").unwrap();
+        file.sync().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"short");
+    }
+
+    #[test]
+    fn a_disk_without_room_refuses_before_anything_is_written() {
+        watched(|| {
+            let folder = tempfile::tempdir().unwrap();
+            if os::refuse(&[libc::SYS_fallocate], libc::ENOSPC) {
+                let error = create(&folder.path().join("f")).reserve(BLOCK_BYTES as u64).unwrap_err();
+                assert!(matches!(&error, Error::Io { op: "reserve disk space for", .. }), "{error:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_file_system_that_reserves_nothing_is_written_all_the_same() {
+        watched(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let bytes = Random::new(1).bytes(2 * BLOCK_BYTES + 7);
+            if os::refuse(&[libc::SYS_fallocate], libc::EOPNOTSUPP) {
+                write(&folder.path().join("f"), &bytes).unwrap();
+                assert!(std::fs::read(folder.path().join("f")).unwrap() == bytes);
             }
         });
     }

@@ -2,7 +2,9 @@
 //!
 //! A block has one owner and a staging buffer one holder at a time. Nothing here reads a file or knows a device by name.
 
+mod filled;
 mod host;
 pub mod staging;
 
+pub use filled::Filled;
 pub use host::*;

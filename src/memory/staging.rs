@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::memory::HostBlock;
 use crate::os;
@@ -31,6 +31,8 @@ struct Inner {
     buffer_bytes: usize,
     count: usize,
     free: Mutex<Vec<usize>>,
+    /// Signalled when a buffer becomes free.
+    freed: Condvar,
 }
 
 /// One buffer of a pool, held exclusively. Its bytes are zero at first and whatever was read last afterwards.
@@ -74,7 +76,8 @@ impl StagingPool {
         free.extend((0..count).rev());
         let (block, preparation) = (HostBlock::new(total).map_err(|_| out_of_memory())?, OnceLock::new());
         block.inherit_on_fork(false); // the kernel and GPUs write to it by DMA
-        Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free: Mutex::new(free) }) })
+        let (free, freed) = (Mutex::new(free), Condvar::new());
+        Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free, freed }) })
     }
 
     /// Has `preparation` go on with the pool's memory: it is asked before a buffer is handed to the device, and it is dropped
@@ -85,7 +88,19 @@ impl StagingPool {
 
     /// Takes a free buffer; `None` while all are held.
     pub fn acquire(&self) -> Option<StagingBuffer> {
-        let index = self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let index = self.inner.free().pop()?;
+        Some(StagingBuffer { inner: Arc::clone(&self.inner), index })
+    }
+
+    /// Takes a free buffer, and waits for one while all are held; `None` for a pool without buffers. The caller must not hold
+    /// all of them itself.
+    pub fn acquire_waiting(&self) -> Option<StagingBuffer> {
+        if self.inner.count == 0 {
+            return None;
+        }
+        let none_free = |free: &mut Vec<usize>| free.is_empty();
+        let freed = self.inner.freed.wait_while(self.inner.free(), none_free);
+        let index = freed.unwrap_or_else(PoisonError::into_inner).pop()?;
         Some(StagingBuffer { inner: Arc::clone(&self.inner), index })
     }
 
@@ -101,7 +116,7 @@ impl StagingPool {
 
     /// Number of buffers that nobody holds.
     pub fn available(&self) -> usize {
-        self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.inner.free().len()
     }
 
     /// The memory of all buffers, in the order of their indices: for registering it with a device or a ring.
@@ -152,7 +167,14 @@ impl StagingBuffer {
 
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
-        self.inner.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+        self.inner.free().push(self.index);
+        self.inner.freed.notify_one();
+    }
+}
+
+impl Inner {
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,8 +199,22 @@ mod tests {
     }
 
     #[test]
+    fn a_waiting_thread_gets_the_buffer_that_another_gives_back() {
+        crate::testing::watched(|| {
+            let pool = StagingPool::new(1, 4096).unwrap();
+            let held = pool.acquire().unwrap();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| pool.acquire_waiting().map(|buffer| buffer.index()));
+                drop(held);
+                assert_eq!(waiting.join().unwrap(), Some(0));
+            });
+        });
+    }
+
+    #[test]
     fn a_pool_without_buffers_gives_none() {
         assert!(StagingPool::new(0, 1 << 20).unwrap().acquire().is_none());
+        assert!(StagingPool::new(0, 1 << 20).unwrap().acquire_waiting().is_none());
         assert!(StagingPool::new(usize::MAX, 2).is_err());
         assert!(StagingPool::new(usize::MAX, 0).is_err());
     }

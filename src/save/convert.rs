@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::batches::BATCH_BYTES;
 use super::{
-    Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, Replace, SaveOptions, Saved, Saving, Target, shard_limit,
+    Bounds, Layout, Leftovers, MAX_SHARD_BYTES, Notes, Outline, Replace, SaveOptions, Saved, Saving, Target,
+    shard_limit,
 };
 use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Selection, Skipped, Slice, StaleRecords, TensorData,
@@ -139,7 +140,10 @@ pub(super) fn convert_in(
     let outlines = work.outputs.iter().map(|output| output.outline.clone()).collect();
     let limit = shard_limit(target, options.max_shard_bytes);
     let layout = Layout::new(target.path(), outlines, &work.notes, limit)?;
-    let saving = Saving::begin(store, target, layout, &work.save_options())?;
+    // A block is no larger than a batch.
+    let most = usize::try_from(batch_bytes).unwrap_or(usize::MAX);
+    let bounds = Bounds { block_bytes: Bounds::STREAM.block_bytes.min(most), ..Bounds::STREAM };
+    let saving = Saving::begin_within(store, target, layout, &work.save_options(), bounds)?;
     let (saving, warnings) = work.carry_out(saving)?;
     let saved = saving.finish()?;
     let Work { skipped, scales, notes: Notes { ties, .. }, warnings: planned, .. } = work;

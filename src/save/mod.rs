@@ -2,14 +2,20 @@
 //!
 //! A save is laid out before anything is written (`layout`), written to temporary names in the folder where it will lie, made
 //! durable, and put in place at the end in one step that readers either see or do not (`publish`). [`save`] takes tensors in
-//! memory, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. Files come and go through a
-//! [`Store`]; nothing here reads a weight file by itself, knows a device, or holds more than it was just given.
+//! memory of any device, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. `files` has several
+//! files under way at a time, a `lane` each. Files come and go through a [`Store`]; nothing here reads a weight file by itself,
+//! knows a device by name, or holds more than its blocks (48 MiB of a stream, 96 MiB else) of what it is given.
 
 mod batches;
 mod convert;
+mod feed;
+mod files;
+mod lane;
 mod layout;
 mod leftovers;
 mod publish;
+mod snapshot;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -22,18 +28,22 @@ pub use convert::{ConvertOptions, Converted, Ties, convert};
 pub use layout::{Layout, Notes, Outline, Shard};
 pub use leftovers::{Leftovers, write_file};
 
-use crate::digest::{Digest, Hasher};
-use crate::durable::{self, FileStore, NewFile, Store};
+use crate::digest::Digest;
+use crate::durable::{self, FileStore, Store};
 use crate::error::{Error, Listed, Result};
+use crate::fallback::Fallbacks;
 use crate::fault::{counted, quoted};
 use crate::load::Cancel;
+use crate::memory::Filled;
+use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::tensor::Tensor;
+use files::{Bounds, Files};
 use publish::Place;
 
 /// The most bytes of tensors in one file, unless told otherwise: what the Hugging Face libraries take.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Bytes between two looks at the switch that cancels, and of a piece that is fetched from a device.
+/// Bytes between two looks at the switch that cancels.
 const PIECE_BYTES: usize = 8 << 20;
 
 /// Where a save goes.
@@ -168,31 +178,6 @@ impl Bytes<'_> {
             Bytes::Tensor(tensor) => tensor.byte_len(),
         }
     }
-
-    /// Hands all bytes to `take`, in pieces where they come from a device.
-    fn pass(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        match self {
-            Bytes::Host(bytes) => take(bytes),
-            Bytes::Tensor(tensor) => match tensor.bytes() {
-                Ok(bytes) => take(bytes),
-                Err(_) => fetch(tensor, take),
-            },
-        }
-    }
-}
-
-/// Passes on the bytes of a tensor that the host cannot address, piece by piece.
-fn fetch(tensor: &Tensor, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let mut piece = vec![0; usize::try_from(tensor.byte_len()).map_or(PIECE_BYTES, |len| len.min(PIECE_BYTES))];
-    let mut done = 0;
-    while done < tensor.byte_len() {
-        let len = usize::try_from(tensor.byte_len() - done).map_or(piece.len(), |left| left.min(piece.len()));
-        let (now, _) = piece.split_at_mut(len);
-        tensor.view().download(done..done + len as u64, now)?;
-        take(now)?;
-        done += len as u64;
-    }
-    Ok(())
 }
 
 /// Saves tensors to `path`: a file if it ends in `.safetensors` or `.sft`, else a folder. Where [`SaveOptions::replace`] allows it,
@@ -225,14 +210,21 @@ pub fn save(path: impl AsRef<Path>, tensors: &[Input<'_>], options: &SaveOptions
 /// # Errors
 /// As [`save`].
 pub fn save_to(store: &dyn Store, target: &Target, tensors: &[Input<'_>], options: &SaveOptions) -> Result<Saved> {
+    save_within(store, target, tensors, options, Bounds::ALL)
+}
+
+fn save_within(
+    store: &dyn Store,
+    target: &Target,
+    tensors: &[Input<'_>],
+    options: &SaveOptions,
+    bounds: Bounds,
+) -> Result<Saved> {
     let outlines: Vec<Outline> = tensors.iter().map(|tensor| tensor.outline.clone()).collect();
     let layout = Layout::new(target.path(), outlines, &options.notes, shard_limit(target, options.max_shard_bytes))?;
     demand_lengths(tensors)?;
-    let mut saving = Saving::begin(store, target, layout, options)?;
-    while let Some(at) = saving.next() {
-        let input = tensors.get(at).ok_or(Error::Poisoned { what: "a layout of other tensors" })?;
-        input.bytes.pass(|bytes| saving.write(bytes))?;
-    }
+    let mut saving = Saving::without_file(store, target, layout, options, bounds)?;
+    saving.write_all(tensors)?;
     saving.finish()
 }
 
@@ -269,25 +261,22 @@ fn demand_lengths(tensors: &[Input<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// A save under way: the bytes of its tensors are handed over in the order of the files, in pieces of any size, and nothing
-/// of them is kept. Dropped before [`Saving::finish`], it leaves everything as it was.
+/// A save under way: the bytes of its tensors are handed over in the order of the files, in pieces of any size. At most 48 MiB of
+/// them are kept, in blocks that other threads hash and write. Dropped before [`Saving::finish`], it leaves everything as it was.
 pub struct Saving<'s> {
-    store: &'s dyn Store,
-    layout: Layout,
-    place: Place,
+    files: Files<'s>,
     cancel: Cancel,
-    leftovers: Leftovers,
-    /// The file being written, and the number of its tensor whose bytes come next.
+    /// The file whose bytes come next, and the number of the tensor in it.
     shard: usize,
     tensor: usize,
     /// Bytes of that tensor that have come.
     done: u64,
-    file: Option<Box<dyn NewFile>>,
-    /// The finished files and the one being written, under their temporary names.
-    files: Vec<PathBuf>,
-    hasher: Option<Hasher>,
-    digests: BTreeMap<Arc<str>, Digest>,
-    warnings: Vec<String>,
+    /// Whether that file was made.
+    open: bool,
+    /// Made for the first byte.
+    pool: Option<StagingPool>,
+    /// The block that is being filled, and how much of it is.
+    block: Option<(StagingBuffer, usize)>,
 }
 
 impl<'s> Saving<'s> {
@@ -296,57 +285,73 @@ impl<'s> Saving<'s> {
     /// # Errors
     /// When the folder that it should lie in is missing, too full, or holds something that must not be replaced.
     pub fn begin(store: &'s dyn Store, target: &Target, layout: Layout, options: &SaveOptions) -> Result<Saving<'s>> {
+        Saving::begin_within(store, target, layout, options, Bounds::STREAM)
+    }
+
+    fn begin_within(
+        store: &'s dyn Store,
+        target: &Target,
+        layout: Layout,
+        options: &SaveOptions,
+        bounds: Bounds,
+    ) -> Result<Saving<'s>> {
+        let mut saving = Saving::without_file(store, target, layout, options, bounds)?;
+        saving.settle()?;
+        Ok(saving)
+    }
+
+    /// A save whose first file has not been made yet.
+    fn without_file(
+        store: &'s dyn Store,
+        target: &Target,
+        layout: Layout,
+        options: &SaveOptions,
+        bounds: Bounds,
+    ) -> Result<Saving<'s>> {
         let abandoned = remove_abandoned(store, target);
         let place = Place::of(store, target, &layout, &options.replace)?;
-        let mut saving = Saving {
-            store,
-            layout,
-            place,
-            cancel: options.cancel.clone(),
-            leftovers: options.leftovers.clone(),
-            shard: 0,
-            tensor: 0,
-            done: 0,
-            file: None,
-            files: Vec::new(),
-            hasher: options.digests.then(Hasher::new),
-            digests: BTreeMap::new(),
-            warnings: abandoned.into_iter().collect(),
-        };
-        saving.place.make_folder(store, &saving.leftovers)?; // from here on, dropping it takes everything back
-        saving.settle()?;
+        let mut files = Files::new(store, layout, place, &options.leftovers, (options.digests, bounds));
+        files.warnings.extend(abandoned);
+        let (cancel, open) = (options.cancel.clone(), false);
+        let saving = Saving { files, cancel, shard: 0, tensor: 0, done: 0, open, pool: None, block: None };
+        saving.files.place.make_folder(store, &saving.files.leftovers)?; // from here on, dropping it takes everything back
         Ok(saving)
     }
 
     /// The tensor whose bytes, or whose next bytes, are to be written: an index into the tensors of the layout. Tensors
     /// without bytes are passed over. `None`: all have been written.
     pub fn next(&self) -> Option<usize> {
-        self.layout.shards.get(self.shard)?.tensors.get(self.tensor).copied()
+        self.files.layout.shards.get(self.shard)?.tensors.get(self.tensor).copied()
     }
 
     /// The layout.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.files.layout
     }
 
-    /// Writes bytes of the tensor that is [next](Saving::next), as many of those that it still needs.
+    /// Takes bytes of the tensor that is [next](Saving::next), as many of those that it still needs. Once those of the last tensor
+    /// are taken, all files are complete and durable when this returns.
     ///
     /// # Errors
-    /// When they are more than the tensor has left, writing fails, or the save was cancelled.
+    /// When they are more than the tensor has left, these or earlier bytes cannot be written, or the save was cancelled.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         for piece in bytes.chunks(PIECE_BYTES) {
             self.check_cancelled()?;
             let left = self.next_bytes().saturating_sub(self.done);
-            let too_many = Error::Poisoned { what: "more bytes were saved of a tensor than it has" };
-            let fits = piece.len() as u64 <= left;
-            let file = self.file.as_mut().filter(|_| fits).ok_or(too_many)?;
-            file.append(piece)?;
-            self.done += piece.len() as u64;
-            if let Some(hasher) = &mut self.hasher {
-                hasher.update(piece);
+            if !self.open || piece.len() as u64 > left {
+                return Err(Error::Poisoned { what: "more bytes were saved of a tensor than it has" });
             }
+            self.append(piece)?;
+            self.done += piece.len() as u64;
         }
         self.settle()
+    }
+
+    /// Writes all tensors, which none have been taken of so far.
+    fn write_all(&mut self, tensors: &[Input<'_>]) -> Result<()> {
+        feed::feed(&mut self.files, tensors, &self.cancel)?;
+        self.shard = self.files.layout.shards.len();
+        Ok(())
     }
 
     /// The files as they lie now, under temporary names, once all tensors have been written: complete and durable.
@@ -355,7 +360,7 @@ impl<'s> Saving<'s> {
     /// When tensors are missing.
     pub fn files(&self) -> Result<&[PathBuf]> {
         match self.next() {
-            None => Ok(&self.files),
+            None => Ok(&self.files.paths),
             Some(_) => Err(Error::Poisoned { what: "a save was finished before all of its tensors were written" }),
         }
     }
@@ -368,12 +373,12 @@ impl<'s> Saving<'s> {
     /// folder cannot be synced at the very end, the new files are in place and not known to be durable.
     pub fn finish(self) -> Result<Saved> {
         self.check_cancelled()?;
-        let files = self.files()?.to_vec();
-        let published = self.place.publish(self.store, files, &self.layout, &self.leftovers, &self.cancel)?;
-        let (tensors, bytes) = (self.layout.tensors.len(), self.layout.bytes);
-        let outputs = published.outputs;
-        let warnings = self.warnings.iter().cloned().chain(published.warnings).collect();
-        Ok(Saved { outputs, tensors, bytes, digests: self.digests.clone(), warnings })
+        let paths = self.files()?.to_vec();
+        let Files { store, layout, place, leftovers, digests, warnings, .. } = &self.files;
+        let published = place.publish(*store, paths, layout, leftovers, &self.cancel)?;
+        let (tensors, bytes, digests) = (layout.tensors.len(), layout.bytes, digests.clone());
+        let warnings = warnings.iter().cloned().chain(published.warnings).collect();
+        Ok(Saved { outputs: published.outputs, tensors, bytes, digests, warnings })
     }
 
     fn check_cancelled(&self) -> Result<()> {
@@ -381,27 +386,26 @@ impl<'s> Saving<'s> {
     }
 
     fn next_bytes(&self) -> u64 {
-        self.next().and_then(|at| self.layout.tensors.get(at)).and_then(Outline::bytes).unwrap_or(0)
+        self.next().and_then(|at| self.files.layout.tensors.get(at)).and_then(Outline::bytes).unwrap_or(0)
     }
 
     /// Goes on to the next tensor that lacks bytes: past what is complete, to the next file where one is.
     fn settle(&mut self) -> Result<()> {
-        while let Some(shard) = self.layout.shards.get(self.shard) {
-            if self.file.is_none() {
-                let mode = self.place.mode(self.shard);
-                let (path, mut file) = self.leftovers.create(self.store, self.place.folder(), mode)?;
-                self.warnings.extend(file.warning().filter(|warning| !self.warnings.contains(warning)));
-                file.append(&shard.header)?;
-                self.file = Some(file);
-                self.files.push(path);
+        let layout = Arc::clone(&self.files.layout);
+        while let Some(shard) = layout.shards.get(self.shard) {
+            if !self.open {
+                self.files.open(self.shard)?;
+                self.open = true;
+                self.append(&shard.header)?;
             }
             if self.next().is_none() {
-                if let Some((file, path)) = self.file.take().zip(self.files.last()) {
-                    self.leftovers.keep(path, file.sync()?);
+                self.give()?;
+                self.files.end(self.shard)?;
+                (self.shard, self.tensor, self.open) = (self.shard + 1, 0, false);
+                if self.shard == layout.shards.len() {
+                    self.files.complete()?;
                 }
-                (self.shard, self.tensor) = (self.shard + 1, 0);
             } else if self.done == self.next_bytes() {
-                self.note_digest();
                 (self.tensor, self.done) = (self.tensor + 1, 0);
             } else {
                 return Ok(());
@@ -410,17 +414,43 @@ impl<'s> Saving<'s> {
         Ok(())
     }
 
-    fn note_digest(&mut self) {
-        let name = self.next().and_then(|at| self.layout.tensors.get(at)).map(|tensor| Arc::clone(&tensor.name));
-        if let Some((hasher, name)) = self.hasher.as_mut().zip(name) {
-            self.digests.insert(name, std::mem::take(hasher).finish());
+    /// Copies bytes of the open file to its blocks.
+    fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let pool = match self.pool.take() {
+                Some(pool) => pool,
+                None => self.files.blocks(None, &Fallbacks::default())?,
+            };
+            let pool = self.pool.insert(pool);
+            let none = Error::Poisoned { what: "no block to write to" };
+            let (mut block, filled) = match self.block.take() {
+                Some(block) => block,
+                None => (pool.acquire_waiting().ok_or(none)?, 0),
+            };
+            let room = block.bytes_mut().get_mut(filled..).unwrap_or_default();
+            let (now, later) = bytes.split_at(room.len().min(bytes.len()));
+            room[..now.len()].copy_from_slice(now);
+            let filled = filled + now.len();
+            let full = filled == block.len();
+            self.block = Some((block, filled));
+            if full {
+                self.give()?;
+            }
+            bytes = later;
         }
+        Ok(())
+    }
+
+    /// Hands the block to the open file.
+    fn give(&mut self) -> Result<()> {
+        let Some((block, len)) = self.block.take() else { return Ok(()) };
+        self.files.give(self.shard, Filled::new(block, len))
     }
 }
 
 impl Drop for Saving<'_> {
     fn drop(&mut self) {
-        self.file = None;
-        self.leftovers.take_back(self.store);
+        self.files.give_up();
+        self.files.leftovers.take_back(self.files.store);
     }
 }

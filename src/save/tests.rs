@@ -10,7 +10,7 @@ use super::*;
 use crate::checkpoint::{Checkpoint, Selection};
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::durable;
+use crate::durable::{self, NewFile};
 use crate::load::{Loader, Options, TransferOptions, load};
 use crate::testing::{CrashStore, LazyDevice, StoreTrouble, Synthetic, watched};
 
@@ -44,6 +44,10 @@ fn options() -> SaveOptions {
     SaveOptions { max_shard_bytes: 20, replace: Replace::Anything, ..SaveOptions::default() }
 }
 
+/// Files of many blocks, several of them under way at a time on threads of their own.
+const SMALL: Bounds = Bounds { block_bytes: 48, blocks: 4, files: 2 };
+
+/// Each file is one block, written by the thread that fills it.
 fn put(store: &CrashStore, target: &Target, tensors: &Tensors) -> Result<Saved> {
     save_to(store, target, &inputs(tensors), &options())
 }
@@ -101,18 +105,21 @@ impl Change {
         Some(loaded.tensors().iter().map(|it| (it.name().to_owned(), it.bytes().unwrap().to_vec())).collect())
     }
 
-    /// Saves with trouble at each step, until there is a step too few for it.
+    /// Saves with trouble at each step, until there is a step too few for it: in one thread, and in many.
     fn at_every_step(&self, trouble: StoreTrouble, check: impl Fn(usize, &CrashStore, Result<Saved>)) {
-        for at in 0.. {
-            let store = self.before.copied();
-            store.plan(at, trouble);
-            let saved = put(&store, &self.target, &self.new);
-            if store.steps() <= at {
-                assert!(at > 4 && saved.is_ok(), "{}: {at} steps", self.what);
-                return;
+        let digests = SaveOptions { digests: true, ..options() };
+        for bounds in [Bounds::ALL, SMALL] {
+            for at in 0.. {
+                let store = self.before.copied();
+                store.plan(at, trouble);
+                let saved = save_within(&store, &self.target, &inputs(&self.new), &digests, bounds);
+                if store.steps() <= at {
+                    assert!(at > 4 && saved.is_ok(), "{}: {at} steps", self.what);
+                    break;
+                }
+                store.plan(usize::MAX, StoreTrouble::Fail);
+                check(at, &store, saved);
             }
-            store.plan(usize::MAX, StoreTrouble::Fail);
-            check(at, &store, saved);
         }
     }
 }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::convert::{Table, convert};
 use crate::device::{
-    Arena, Device, DeviceLimits, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+    Arena, Device, DeviceLimits, Download, Downloaded, InFlight, Memory, Piece, Region, Stream, StreamNeeds, Upload,
+    Uploaded, View,
 };
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
@@ -129,6 +130,10 @@ impl Memory for LazyMemory {
         self.bytes
     }
 
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(LazyDevice { inner: Arc::clone(&self.inner) }))
+    }
+
     fn upload(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.inner.write(self.address + at, bytes);
         Ok(())
@@ -167,6 +172,37 @@ impl Stream for LazyStream {
     fn upload(&mut self, buffer: StagingBuffer, pieces: Vec<(Piece, Region)>) -> Result<InFlight> {
         let number = self.inner.uploads.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(LazyUpload { inner: Arc::clone(&self.inner), number, buffer, pieces }))
+    }
+
+    fn download(&mut self, mut buffer: StagingBuffer, views: Vec<(u64, View)>) -> Result<Box<dyn Download>> {
+        for (at, view) in &views {
+            place(&mut buffer, *at, view)?.fill(0x5A); // a reader that comes before it is over sees it
+        }
+        Ok(Box::new(LazyDownload { inner: Arc::clone(&self.inner), buffer, views }))
+    }
+}
+
+struct LazyDownload {
+    inner: Arc<Inner>,
+    buffer: StagingBuffer,
+    views: Vec<(u64, View)>,
+}
+
+fn place<'b>(buffer: &'b mut StagingBuffer, at: u64, view: &View) -> Result<&'b mut [u8]> {
+    let (at, len) = (usize::try_from(at).unwrap(), usize::try_from(view.len()).unwrap());
+    buffer.bytes_mut().get_mut(at..at + len).ok_or(Error::Poisoned { what: "a view leaves its buffer" })
+}
+
+impl Download for LazyDownload {
+    fn is_done(&mut self) -> bool {
+        self.inner.roll().is_multiple_of(3)
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Downloaded> {
+        for (at, view) in &self.views {
+            view.download(0..view.len(), place(&mut self.buffer, *at, view)?)?;
+        }
+        Ok(Downloaded { buffer: self.buffer, views: self.views })
     }
 }
 
@@ -225,6 +261,7 @@ pub fn device_conformance(device: &dyn Device) {
     assert!(limits.align.is_power_of_two(), "{limits:?}");
     assert!(limits.keeps || !limits.host_visible, "what the host can see is kept");
     uploads_arrive(device);
+    downloads_arrive(device);
     an_arena_may_be_empty(device);
     an_impossible_arena_is_an_error(device);
 }
@@ -269,6 +306,52 @@ fn uploads_arrive(device: &dyn Device) {
             Err(_) => assert!(!device.limits().keeps, "the bytes at {at} cannot be read back"),
         }
     }
+}
+
+/// Views of several places arrive where they belong in a buffer, whose other bytes stay; the buffer and the views come back.
+fn downloads_arrive(device: &dyn Device) {
+    const LEN: usize = 3000;
+    let pool = device.staging(2, 4096, &Fallbacks::default()).unwrap();
+    let mut stream = device.stream(None, &Fallbacks::default()).unwrap();
+    stream.prepare(&StreamNeeds { buffers: 2, buffer_bytes: 4096, ..StreamNeeds::default() }).unwrap();
+    let (regions, written) = device.alloc(LEN as u64).unwrap().carve(std::slice::from_ref(&(0..LEN as u64))).unwrap();
+    let bytes: Vec<u8> = (0..LEN).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect();
+    let mut buffer = pool.acquire().unwrap();
+    buffer.bytes_mut()[..LEN].copy_from_slice(&bytes);
+    let pieces = regions.into_iter().map(|region| (Piece::contiguous(0, LEN as u64), region)).collect();
+    let Uploaded { buffer, regions, .. } = stream.upload(buffer, pieces).unwrap().finish().unwrap();
+    drop(buffer);
+    regions.into_iter().for_each(Region::finish);
+
+    let places = [(1000, 0..500), (0, 2000..2900), (3000, 500..500), (1500, 500..700), (4000, 17..113)];
+    let view = |(at, range): &(u64, Range<u64>)| (*at, written.view(range.clone()).unwrap());
+    let mut buffer = pool.acquire().unwrap();
+    buffer.bytes_mut().fill(0xEE);
+    let views = places.iter().map(view).collect();
+    let over = stream.download(buffer, views).and_then(|mut download| {
+        download.is_done();
+        download.finish()
+    });
+    let Downloaded { buffer, views } = match over {
+        Ok(over) => over,
+        Err(error) => {
+            assert!(!device.limits().keeps, "{error}");
+            assert_eq!(pool.available(), 2, "a failed download gives its buffer back");
+            return;
+        }
+    };
+    let ranges = |views: &[(u64, View)]| views.iter().map(|(at, view)| (*at, view.range())).collect::<Vec<_>>();
+    assert_eq!(ranges(&views), places, "the views come back");
+    let mut expected = vec![0xEE; 4096];
+    for (at, range) in places {
+        let [at, from, to] = [at, range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        expected[at..at + (to - from)].copy_from_slice(&bytes[from..to]);
+    }
+    assert!(buffer.bytes() == expected, "wrong bytes, or others than were asked for");
+    let beyond = stream.download(buffer, vec![(4000, written.view(0..97).unwrap())]);
+    assert!(beyond.is_err(), "a view that leaves its buffer");
+    drop(beyond);
+    assert_eq!(pool.available(), 2);
 }
 
 fn an_arena_may_be_empty(device: &dyn Device) {

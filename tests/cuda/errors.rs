@@ -14,7 +14,7 @@ use super::{Rig, scheduled, schedules};
 use crate::casts::Sample;
 
 /// A load of everything, and everything read back; the driver is opened for it.
-fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Loaded> {
+pub(super) fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Loaded> {
     let device = vramp::device::open("cuda:0")?;
     let mut loader = Loader::new(device, options);
     let selected = synthetic.checkpoint.select(&Selection::default())?;
@@ -26,12 +26,12 @@ fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Loaded> {
     Ok(loaded)
 }
 
-fn small() -> TransferOptions {
+pub(super) fn small() -> TransferOptions {
     TransferOptions { staging: Some(Staging { count: 2, bytes: 16 << 10 }), ..TransferOptions::default() }
 }
 
 /// Whatever call fails: an error of the device, or a load that is right and says what it had to do without.
-fn judge(outcome: Result<Loaded>, what: &str) -> bool {
+fn judge<T>(outcome: Result<T>, what: &str) -> bool {
     match outcome {
         Ok(_) => true,
         Err(Error::Device { message, .. }) => {
@@ -62,7 +62,7 @@ const SURVIVABLE: &[&str] = &[
 ];
 
 /// Has each call that `attempt` makes fail once, every `step`th of a kind, by several codes and schedules.
-fn fail_each_call(step: usize, attempt: impl Fn() -> Result<Loaded>) {
+pub(super) fn fail_each_call<T>(step: usize, attempt: impl Fn() -> Result<T>) {
     let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
     drop(attempt().unwrap()); // what is asked once in a process has been asked then
     drop(double);

@@ -4,12 +4,14 @@
 //! the timing, and that nothing is lost or leaked when the driver refuses. `scripts/gpu-check` runs the same tests on a GPU.
 
 mod direct;
+mod downloads;
 mod errors;
 mod lies;
 mod loads;
 mod misuse;
 mod pipeline;
 mod probe;
+mod saves;
 mod uploads;
 
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use swcuda::Config;
 use vramp::checkpoint::{Checkpoint, Selection};
-use vramp::load::{Loader, TransferOptions};
+use vramp::load::{Loaded, Loader, TransferOptions};
 use vramp::report::Staging;
 use vramp::storage::{Completed, Read, ReadQueue, Target};
 use vramp::testing::watched;
@@ -22,7 +22,7 @@ use super::Rig;
 const STAGING: Staging = Staging { count: 8, bytes: 4 << 20 };
 
 /// A safetensors file whose tensors are one hole: it takes no disk and has every size.
-fn hollow(folder: &Path, tensors: u64, bytes: u64) -> PathBuf {
+pub(super) fn hollow(folder: &Path, tensors: u64, bytes: u64) -> PathBuf {
     let mut header = serde_json::Map::new();
     for index in 0..tensors {
         let entry =
@@ -40,7 +40,7 @@ fn hollow(folder: &Path, tensors: u64, bytes: u64) -> PathBuf {
 
 /// What a paced reader did.
 #[derive(Default)]
-struct Pace {
+pub(super) struct Pace {
     busy: Duration,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -91,11 +91,13 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// Loads by a reader of `reader` bytes per second (or an infinitely fast one) over a link of `link`; the shares of their
-/// time in which the link and the reader worked.
-fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
-    let model = Config { check_sources: false, moves_bytes: false, vram_bytes: 8 << 30, ..Config::default() };
-    let rig = Rig { double: Some(Rig::double(Config { h2d_bytes_per_s: Some(link), ..model })?) };
+/// The model of a device that only times its copies.
+pub(super) fn timed() -> Config {
+    Config { check_sources: false, moves_bytes: false, vram_bytes: 8 << 30, ..Config::default() }
+}
+
+/// Loads everything by a reader of `reader` bytes per second, or an infinitely fast one; and what the reader did.
+pub(super) fn load(rig: &Rig, path: &Path, reader: Option<f64>) -> (Loaded, Arc<Mutex<Pace>>) {
     let pace = Arc::new(Mutex::new(Pace::default()));
     let shared = Arc::clone(&pace);
     let queue = move || PacedQueue { waiting: VecDeque::new(), bytes_per_s: reader, pace: Arc::clone(&shared) };
@@ -103,8 +105,16 @@ fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
     let mut loader = loader.with_queue(move |_, _| Box::new(queue()));
     let checkpoint = Checkpoint::open(path).unwrap();
     let selected = checkpoint.select(&Selection::default()).unwrap();
-    let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
-    loader.load(&prepared).unwrap();
+    let prepared = loader.prepare(checkpoint, &selected).unwrap();
+    (loader.load(&prepared).unwrap(), pace)
+}
+
+/// Loads by a reader of `reader` bytes per second (or an infinitely fast one) over a link of `link`; the shares of their
+/// time in which the link and the reader worked.
+fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
+    let rig = Rig { double: Some(Rig::double(Config { h2d_bytes_per_s: Some(link), ..timed() })?) };
+    let (loaded, pace) = load(&rig, path, reader);
+    drop(loaded);
     let engine = rig.double.as_ref()?.stats().devices[0].h2d.clone();
     let pace = pace.lock().unwrap();
     let reading = pace.busy.as_secs_f64() / (pace.last? - pace.first?).as_secs_f64().max(f64::MIN_POSITIVE);
@@ -114,7 +124,7 @@ fn shares(path: &Path, reader: Option<f64>, link: f64) -> Option<(f64, f64)> {
 /// Demands that a share reaches 95 % in one of several attempts: a machine that is busy with other things takes threads
 /// away for longer than any staging lasts, which is no fault of the pipeline; a pipeline that leaves gaps of its own leaves
 /// them each time.
-fn reaches(what: &str, attempt: impl Fn() -> Option<f64>) {
+pub(super) fn reaches(what: &str, attempt: impl Fn() -> Option<f64>) {
     let mut best = 0.0f64;
     for _ in 0..20 {
         let Some(share) = attempt() else { return };

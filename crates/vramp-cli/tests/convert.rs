@@ -411,8 +411,8 @@ struct Turned(Box<dyn NewFile>);
 impl NewFile for Turned {
     fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let mut bytes = bytes.to_vec();
-        if bytes.len() == 3 {
-            bytes[1] ^= 1; // the tensor "flags"
+        if let [.., flag, _] = bytes.as_mut_slice() {
+            *flag ^= 1; // the last tensor of the file is "flags"
         }
         self.0.append(&bytes)
     }

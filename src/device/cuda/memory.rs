@@ -7,10 +7,11 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::CudaDevice;
 use super::driver::{Refusal, call};
 use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
-use crate::device::{Memory, Region};
+use crate::device::{Device, Memory, Region, View};
 use crate::digest;
 use crate::error::{Error, Result};
 use crate::os;
@@ -141,6 +142,13 @@ pub(super) fn target(gpu: &Gpu, region: &Region) -> Option<u64> {
     memory.address()?.checked_add(region.range().start)
 }
 
+/// The memory that a view lies in and the address of the view's first byte, under the same conditions as [`target`]: nothing else
+/// may be the source of a copy of the GPU.
+pub(super) fn source<'v>(gpu: &Gpu, view: &'v View) -> Option<(&'v DeviceMemory, u64)> {
+    let memory = view.memory::<DeviceMemory>().filter(|memory| memory.gpu.shares_context_with(gpu))?;
+    Some((memory, memory.address()?.checked_add(view.range().start)?))
+}
+
 fn from_driver(bound: &Bound<'_>, bytes: usize) -> Result<(u64, Origin), Refusal> {
     let mut address = 0;
     // SAFETY: writes one address.
@@ -188,6 +196,10 @@ impl Drop for DeviceMemory {
 impl Memory for DeviceMemory {
     fn len(&self) -> u64 {
         self.bytes
+    }
+
+    fn device(&self) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(CudaDevice { gpu: Arc::clone(&self.gpu), memory: CudaMemory::default() }))
     }
 
     fn download(&self, range: Range<u64>, target: &mut [u8]) -> Result<()> {

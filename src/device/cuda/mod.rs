@@ -5,12 +5,13 @@
 //! with it. Every call is made with that context current on the calling thread, which gets its own back afterwards.
 //!
 //! `driver` finds and calls, `gpu` owns the context, `handles` what the driver hands out, `memory` arenas and the way back,
-//! `pinning` locks the staging buffers, `stream` uploads, `kernels` launches, `cufile` and `direct` let the GPU read files itself.
+//! `pinning` locks the staging buffers, `stream` uploads, `download` the way back of many bytes, `kernels` launches, `cufile` and `direct` let the GPU read files itself.
 //! These files alone name cudarc. Nothing here reads
 //! files or knows a format.
 
 mod cufile;
 mod direct;
+mod download;
 mod driver;
 mod gpu;
 mod handles;

@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::download::CudaDownload;
 use super::driver::Refusal;
 use super::gpu::{Bound, Gpu};
 use super::handles::{Event, PinnedBlock, StreamHandle};
@@ -17,7 +18,8 @@ use super::kernels::{CastLaunch, GatherEntry, Kernels, TableAt};
 use super::memory::{DeviceMemory, target};
 use crate::convert::{Float, Meaning, Table as Scales};
 use crate::device::{
-    BlockScale, Cast, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+    BlockScale, Cast, Download, InFlight, MAX_PIECES, Memory, Piece, Region, Stream, StreamNeeds, Upload, Uploaded,
+    View,
 };
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
@@ -36,7 +38,7 @@ const TABLE_BYTES: usize = MAX_PIECES * size_of::<GatherEntry>();
 /// Bytes of an upload's notes: its table, and a counter for each piece.
 const NOTE_BYTES: usize = TABLE_BYTES + MAX_PIECES * 8;
 
-/// Streams that uploads go to in turn.
+/// Streams that uploads and downloads go to in turn.
 pub(super) struct CudaStream {
     gpu: Arc<Gpu>,
     lanes: Vec<Arc<StreamHandle>>,
@@ -110,9 +112,7 @@ impl Stream for CudaStream {
         let jobs = self.sort(&buffer, &pieces)?;
         let bound = gpu.bind()?;
         buffer.wait_prepared();
-        let turn = self.next % self.lanes.len();
-        self.next = turn + 1;
-        let stream = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
+        let (turn, stream) = self.take_turn()?;
         let regions = pieces.into_iter().map(|(_, region)| region).collect();
         let buffers = Arc::clone(&self.buffers);
         let slot = if jobs.needs_scratch() { Some(buffers.free_notes()?) } else { None };
@@ -132,9 +132,22 @@ impl Stream for CudaStream {
         started.map_err(|refusal| gpu.error("start a copy", refusal))?;
         Ok(Box::new(upload))
     }
+
+    fn download(&mut self, buffer: StagingBuffer, views: Vec<(u64, View)>) -> Result<Box<dyn Download>> {
+        let (_, stream) = self.take_turn()?;
+        Ok(Box::new(CudaDownload::start(&self.gpu, stream, buffer, views, &self.fallbacks)?))
+    }
 }
 
 impl CudaStream {
+    /// The lane whose turn it is, and its number.
+    fn take_turn(&mut self) -> Result<(usize, Arc<StreamHandle>)> {
+        let turn = self.next % self.lanes.len();
+        self.next = turn + 1;
+        let stream = self.lanes.get(turn).map(Arc::clone).ok_or(Error::Poisoned { what: "a stream without lanes" })?;
+        Ok((turn, stream))
+    }
+
     /// Whether the kernel that collects small_pieces can be had; if not, small_pieces are copied one by one.
     fn can_collect(&self, bound: &Bound<'_>) -> bool {
         let compiled = self.gpu.kernels().require_gather(bound);

@@ -186,7 +186,7 @@ fn a_writer_that_fails_at_any_step_of_many_batches_ends_the_conversion() {
                 let store = CrashStore::new();
                 store.put_folder("/d");
                 store.plan(at, StoreTrouble::Fail);
-                let done = convert_in(&checkpoint, &store, &target, &options, 2500);
+                let done = convert_in(&checkpoint, &store, &target, &options, 1000);
                 if store.steps() <= at {
                     assert!(done.is_ok());
                     break;
