@@ -525,7 +525,7 @@ mod tests {
     use super::*;
     use crate::storage::queue::{Engine, QueueOptions, Read, queue};
     use crate::storage::{LocalStorage, Storage};
-    use crate::testing::{Random, watched};
+    use crate::testing::{Feature, Random, required, required_if, watched};
 
     const CHILD: &str = "VRAMP_TEST_CHILD";
 
@@ -583,10 +583,13 @@ mod tests {
         let notes = Fallbacks::default();
         let file = LocalStorage.open(&path, &notes).unwrap();
         let source = file.source(Route::Direct);
+        if !required_if(Feature::Direct, source.route() == Route::Direct, &format!("{:?}", notes.list())) {
+            return None;
+        }
         let pool = StagingPool::new(12, BLOCK).unwrap();
         let (outlet, results) = Outlet::new();
         let lane = Lane::reading("direct", 2, &outlet);
-        let ring = Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter).ok()?;
+        let ring = required(Feature::Uring, Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter))?;
         for id in 0..12 {
             let read = Read { id, source: Arc::clone(&source), offset: (id * BLOCK) as u64, len: BLOCK };
             ring.send(Job { read, target: Target::Staging(pool.acquire().unwrap()) });
@@ -604,7 +607,7 @@ mod tests {
             };
         }
         ring.close();
-        (source.route() == Route::Direct).then(|| (found, notes.list()))
+        Some((found, notes.list()))
     }
 
     #[test]
