@@ -298,7 +298,8 @@ mod tests {
 
     #[test]
     fn what_takes_longer_than_all_waits_is_the_main_stage() {
-        let parts: [(Stage, fn(&mut Stages) -> &mut StageTime); 4] = [
+        type Part = fn(&mut Stages) -> &mut StageTime;
+        let parts: [(Stage, Part); 4] = [
             (Stage::Headers, |stages| &mut stages.open),
             (Stage::Planning, |stages| &mut stages.plan),
             (Stage::SetUp, |stages| &mut stages.allocate),

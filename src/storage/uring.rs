@@ -522,6 +522,8 @@ fn is_of(pool: &StagingPool, buffer: &StagingBuffer) -> bool {
 mod tests {
     use std::process::Command;
 
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
     use crate::storage::queue::{Engine, QueueOptions, Read, queue};
     use crate::storage::{LocalStorage, Storage};
@@ -550,12 +552,8 @@ mod tests {
     }
 
     fn limit_descriptors(soft: u64) {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is a whole rlimit.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-        limit.rlim_cur = soft;
-        // SAFETY: `limit` is a whole rlimit.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let limit = Rlimit { current: Some(soft), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
     }
 
     /// A kernel that lets itself be entered `first` times and then refuses for a while, or for ever.
