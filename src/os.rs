@@ -6,12 +6,18 @@
 #![allow(unsafe_code)] // system calls on borrowed descriptors and on memory that the calling function owns
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::num::NonZeroU64;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{self, AtFlags, FlockOperation, OFlags, RenameFlags, SealFlags, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+#[cfg(feature = "cuda")]
+use rustix::mm;
 
 pub use memory::{MemoryLeft, MemoryLimit, available_memory_bytes, is_memory_limited, memory_left, share_one_arena};
 pub(crate) use memory::{no_memory, out_of_memory};
@@ -84,17 +90,9 @@ impl CpuSeconds {
 /// # Errors
 /// When `statx` itself fails.
 pub fn direct_support(file: BorrowedFd<'_>) -> io::Result<DirectSupport> {
-    let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    let (fd, flags, mask) = (file.as_raw_fd(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
-    // SAFETY: the descriptor is borrowed, the path is a terminated empty string, the answer is a whole statx.
-    let failed = unsafe { libc::statx(fd, c"".as_ptr(), flags, mask, answer.as_mut_ptr()) } != 0;
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: statx is made of integers, so even the zeros it began as are a valid value.
-    let answer = unsafe { answer.assume_init() };
+    let answer = fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
     let (memory, offset) = (u64::from(answer.stx_dio_mem_align), u64::from(answer.stx_dio_offset_align));
-    if answer.stx_mask & libc::STATX_DIOALIGN == 0 {
+    if answer.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return Ok(DirectSupport::Unknown);
     }
     let usable = memory.is_power_of_two() && offset.is_power_of_two();
@@ -143,10 +141,9 @@ pub fn resident_pages(file: &File, offset: u64, len: usize) -> io::Result<Vec<bo
 
 /// Whether the kernel tells this process the truth about the page cache of a file: it owns it, or may write it.
 pub fn may_see_cache(file: &File) -> bool {
-    // SAFETY: geteuid takes nothing and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    let owns = file.metadata().is_ok_and(|meta| meta.uid() == user);
-    owns || user == 0 || may_write(file.as_raw_fd())
+    let user = rustix::process::geteuid();
+    let owns = file.metadata().is_ok_and(|meta| meta.uid() == user.as_raw());
+    owns || user.is_root() || may_write(file.as_raw_fd())
 }
 
 fn may_write(fd: i32) -> bool {
@@ -157,15 +154,12 @@ fn may_write(fd: i32) -> bool {
 /// Whether the byte at `offset` is in the page cache, asked by a read that may not wait (`RWF_NOWAIT`). The kernel may
 /// start reading the page, so this is for samples. `None` when the file system does not know such reads.
 pub fn is_cached_at(file: BorrowedFd<'_>, offset: u64) -> Option<bool> {
-    let mut byte = 0u8;
-    let target = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let offset = libc::off_t::try_from(offset).ok()?;
-    // SAFETY: the one vector points to one writable byte that outlives the call.
-    let got = unsafe { libc::preadv2(file.as_raw_fd(), &raw const target, 1, offset, libc::RWF_NOWAIT) };
-    if got >= 0 {
-        return Some(got == 1);
+    i64::try_from(offset).ok()?; // beyond it the kernel takes the file's own position
+    match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut [0])], offset, ReadWriteFlags::NOWAIT) {
+        Ok(got) => Some(got == 1),
+        Err(Errno::AGAIN) => Some(false),
+        Err(_) => None,
     }
-    (io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)).then_some(false)
 }
 
 /// The magic number of the file system that a file lies on (`fstatfs`).
@@ -173,14 +167,7 @@ pub fn is_cached_at(file: BorrowedFd<'_>, offset: u64) -> Option<bool> {
 /// # Errors
 /// What the kernel says.
 pub fn file_system_magic(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut answer = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the descriptor is borrowed and the answer is a whole statfs.
-    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), answer.as_mut_ptr()) } != 0;
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: statfs is made of integers, so even the zeros it began as are a valid value.
-    let answer = unsafe { answer.assume_init() };
+    let answer = fs::fstatfs(file)?;
     // The field is signed on some targets, and magics with the top bit set come sign-extended there.
     #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, clippy::unnecessary_cast)]
     Ok(u64::from(answer.f_type as u32))
@@ -192,18 +179,12 @@ pub fn file_system_magic(file: BorrowedFd<'_>) -> io::Result<u64> {
 /// What the kernel says.
 pub fn advise(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> io::Result<()> {
     let advice = match advice {
-        Advice::Sequential => libc::POSIX_FADV_SEQUENTIAL,
-        Advice::Random => libc::POSIX_FADV_RANDOM,
-        Advice::WillNeed => libc::POSIX_FADV_WILLNEED,
-        Advice::DontNeed => libc::POSIX_FADV_DONTNEED,
+        Advice::Sequential => fs::Advice::Sequential,
+        Advice::Random => fs::Advice::Random,
+        Advice::WillNeed => fs::Advice::WillNeed,
+        Advice::DontNeed => fs::Advice::DontNeed,
     };
-    let too_big = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    let (offset, len) = (libc::off_t::try_from(offset).map_err(too_big)?, libc::off_t::try_from(len).map_err(too_big)?);
-    // SAFETY: takes a descriptor and numbers only.
-    match unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, advice) } {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(code)),
-    }
+    Ok(fs::fadvise(file, offset, NonZeroU64::new(len), advice)?)
 }
 
 /// Has the kernel begin to write a byte range of a file to its storage, without waiting for it and without a promise
@@ -227,13 +208,10 @@ pub fn start_writeback(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Resul
 /// # Errors
 /// What the kernel says: that the file system has no locks.
 pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: takes a descriptor and a number only.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(true),
-        _ => match io::Error::last_os_error() {
-            e if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            e => Err(e),
-        },
+    match fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -243,15 +221,7 @@ pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
 /// # Errors
 /// What the kernel says; `EINVAL` or `ENOSYS` where the file system or the kernel does not have it.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
-    let (from, to) = (path(from)?, path(to)?);
-    let here = libc::AT_FDCWD;
-    // SAFETY: both paths end with a zero byte and outlive the call; the rest are numbers.
-    match unsafe { libc::syscall(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), libc::RENAME_NOREPLACE) }
-    {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(fs::renameat_with(fs::CWD, from, fs::CWD, to, RenameFlags::NOREPLACE)?)
 }
 
 /// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.
@@ -259,15 +229,9 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 /// # Errors
 /// What the kernel says: that the file system does not have it.
 pub fn set_direct(file: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
-    // SAFETY: takes a descriptor only.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
-    // SAFETY: takes a descriptor and a number only.
-    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } < 0;
-    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let mut flags = fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, direct);
+    Ok(fs::fcntl_setfl(file, flags)?)
 }
 
 /// Makes reads of this open file wait as usual again, after it was opened with `O_NONBLOCK`.
@@ -275,22 +239,14 @@ pub fn set_direct(file: BorrowedFd<'_>, direct: bool) -> io::Result<()> {
 /// # Errors
 /// What the kernel says.
 pub fn make_blocking(file: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: takes a descriptor only.
-    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-    if flags < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: takes a descriptor and a number only.
-    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) } < 0;
-    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let flags = fs::fcntl_getfl(file)?;
+    Ok(fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?)
 }
 
 /// Whether nobody can change the contents of this file any more: a `memfd` sealed against writing and shrinking.
 pub fn is_sealed(file: BorrowedFd<'_>) -> bool {
-    // SAFETY: takes a descriptor only; other kinds of file answer with an error.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    let needed = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK;
-    seals >= 0 && seals & needed == needed
+    // Other kinds of file answer with an error.
+    fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::SHRINK))
 }
 
 /// A counter whose changes wake whoever polls it: writing eight bytes adds, reading eight bytes takes all. Never blocks.
@@ -298,16 +254,11 @@ pub fn is_sealed(file: BorrowedFd<'_>) -> bool {
 /// # Errors
 /// When no descriptor is left.
 pub fn event_counter() -> io::Result<File> {
-    // SAFETY: takes numbers only.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was made by the call above and nothing else knows it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
-/// Descriptors that this process may have open (the soft limit).
+/// Descriptors that this process may have open (the soft limit). By libc: rustix takes it for granted that the kernel answers, which
+/// a sandbox may forbid.
 ///
 /// # Errors
 /// What the kernel says.
@@ -343,15 +294,8 @@ fn seconds(time: libc::timeval) -> f64 {
 ///
 /// # Errors
 /// What the kernel says.
-pub fn free_disk_bytes(path: &std::path::Path) -> io::Result<u64> {
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)?;
-    let mut stat = MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: `path` ends with a zero byte, and `stat` is a whole statvfs.
-    if unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: statvfs is made of integers, so even the zeros it began as are a valid value.
-    let stat = unsafe { stat.assume_init() };
+pub fn free_disk_bytes(path: &Path) -> io::Result<u64> {
+    let stat = fs::statvfs(path)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
@@ -384,19 +328,17 @@ pub(crate) unsafe fn prepare_pages(start: *mut u8, len: usize, node: Option<u32>
         unsafe { libc::syscall(libc::SYS_mbind, start, len, PREFERRED, &raw const mask, usize::BITS + 1, 0) };
     }
     // SAFETY: the caller's promise; populating changes no byte.
-    unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
+    let _ = unsafe { mm::madvise(start.cast(), len, mm::Advice::LinuxPopulateWrite) };
 }
 
 /// The size of a page in bytes.
 pub fn page_bytes() -> usize {
-    // SAFETY: takes a number only.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+    rustix::param::page_size()
 }
 
 /// The number of a block device or file system as the system shows it: `259:1`.
 pub fn device_number(device: u64) -> String {
-    format!("{}:{}", libc::major(device), libc::minor(device))
+    format!("{}:{}", fs::major(device), fs::minor(device))
 }
 
 /// The release of the running kernel, as `6.18.44`.

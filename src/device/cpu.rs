@@ -228,12 +228,12 @@ fn out_of_memory(needed: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{device_conformance, watched};
+    use crate::testing::{device_conformance, refused, watched};
 
     #[test]
     fn a_machine_that_gives_no_thread_copies_all_the_same() {
         watched(|| {
-            if crate::os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+            if refused(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
                 device_conformance(&CpuDevice::new());
             }
         });

@@ -229,3 +229,88 @@ impl Meter {
         staged && stages.reading.seconds.max(stages.uploading.seconds) < span * MOSTLY
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: Staging = Staging { count: 2, bytes: 100 };
+
+    /// A load of 1,000 bytes through two staging buffers, with these times.
+    fn main_stage(set: impl FnOnce(&mut Meter)) -> MainStage {
+        let mut meter = Meter::new(Instant::now(), Tracer::silent());
+        let stages = &mut meter.stages;
+        for stage in [&mut stages.read, &mut stages.stage, &mut stages.upload, &mut stages.kernels] {
+            stage.bytes = 1000;
+        }
+        (meter.first_read, meter.last_read, meter.last_upload) = (Some(0.0), 1.0, 1.0);
+        set(&mut meter);
+        meter.main_stage(ROOM)
+    }
+
+    fn stage(stage: Stage, seconds: f64, rate: f64) -> MainStage {
+        MainStage { stage, seconds, bytes_per_second: (rate > 0.0).then_some(rate) }
+    }
+
+    #[test]
+    fn of_reads_and_uploads_the_one_that_was_waited_for_is_the_main_stage() {
+        let found = main_stage(|meter| {
+            let stages = &mut meter.stages;
+            (stages.wait_read.seconds, stages.wait_upload.seconds) = (0.1, 0.7);
+            (stages.reading.seconds, stages.uploading.seconds) = (0.9, 0.8);
+        });
+        assert_eq!(found, stage(Stage::Upload, 0.8, 1250.0));
+        let found = main_stage(|meter| {
+            let stages = &mut meter.stages;
+            (stages.wait_read.seconds, stages.wait_upload.seconds) = (0.7, 0.1);
+            (stages.reading.seconds, stages.uploading.seconds) = (0.8, 0.9);
+        });
+        assert_eq!(found, stage(Stage::Reading, 0.8, 1250.0));
+    }
+
+    #[test]
+    fn uploads_that_mostly_convert_are_kernels() {
+        let with = |kernels| {
+            main_stage(|meter| {
+                let stages = &mut meter.stages;
+                (stages.wait_upload.seconds, stages.uploading.seconds, stages.kernels.seconds) = (0.7, 0.8, kernels);
+            })
+        };
+        assert_eq!(with(0.64), stage(Stage::Kernels, 0.64, 1562.5));
+        assert_eq!(with(0.5), stage(Stage::Upload, 0.8, 1250.0));
+        assert_eq!(with(3.2), stage(Stage::Kernels, 0.8, 1250.0), "several threads at once");
+    }
+
+    #[test]
+    fn neither_reads_nor_uploads_at_work_most_of_the_time_is_a_lack_of_staging() {
+        let alternating = |meter: &mut Meter| {
+            let stages = &mut meter.stages;
+            (stages.wait_read.seconds, stages.wait_upload.seconds) = (0.5, 0.5);
+            (stages.reading.seconds, stages.uploading.seconds) = (0.5, 0.5);
+        };
+        assert_eq!(main_stage(alternating), stage(Stage::Staging, 1.0, 1000.0));
+        let roomy = main_stage(|meter| {
+            alternating(meter);
+            meter.stages.stage.bytes = 200;
+        });
+        assert_eq!(roomy.stage, Stage::Reading, "nothing waited for a buffer");
+    }
+
+    #[test]
+    fn what_takes_longer_than_all_waits_is_the_main_stage() {
+        type Part = fn(&mut Stages) -> &mut StageTime;
+        let parts: [(Stage, Part); 4] = [
+            (Stage::Headers, |stages| &mut stages.open),
+            (Stage::Planning, |stages| &mut stages.plan),
+            (Stage::SetUp, |stages| &mut stages.allocate),
+            (Stage::Bookkeeping, |stages| &mut stages.bookkeeping),
+        ];
+        for (named, part) in parts {
+            let found = main_stage(|meter| {
+                meter.stages.wait_read.seconds = 0.3;
+                part(&mut meter.stages).seconds = 0.4;
+            });
+            assert_eq!(found, stage(named, 0.4, 0.0));
+        }
+    }
+}

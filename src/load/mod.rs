@@ -732,13 +732,13 @@ mod tests {
     use super::*;
     use crate::checkpoint::Selection;
     use crate::device::CpuDevice;
-    use crate::testing::{Synthetic, watched};
+    use crate::testing::{Synthetic, refused, watched};
 
     #[test]
     fn a_machine_that_gives_no_thread_loads_before_start_returns() {
         watched(|| {
-            if !os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
-                return; // a kernel without seccomp
+            if !refused(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+                return;
             }
             let Synthetic { checkpoint, expected, .. } = Synthetic::new(5, 3, 300_000, |_, file| file);
             let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());

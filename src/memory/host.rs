@@ -4,9 +4,12 @@
 //! cannot be cloned; whoever divides it (`staging`, `device::region`) takes it by value. It never grows and never moves.
 #![allow(unsafe_code)] // mmap, madvise and munmap of memory that this file alone owns
 
+use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 /// The size of a huge page on x86-64 and of the usual one on aarch64; only a hint for alignment and population.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -18,7 +21,7 @@ const PAGE_BYTES: usize = 4096;
 pub struct HostBlock {
     start: NonNull<u8>,
     len: usize,
-    mapping: NonNull<libc::c_void>,
+    mapping: NonNull<c_void>,
     mapping_len: usize,
 }
 
@@ -37,12 +40,9 @@ impl HostBlock {
         let Some(mapping_len) = span else {
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, "the size does not fit the address space"));
         };
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
-        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), mapping_len, protection, flags, -1, 0) };
-        if mapping == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let mapping = unsafe { mm::mmap_anonymous(anywhere, mapping_len, protection, MapFlags::PRIVATE) }?;
         let Some(mapping) = NonNull::new(mapping) else {
             return Err(io::Error::other("the kernel mapped memory at address zero"));
         };
@@ -51,7 +51,7 @@ impl HostBlock {
         let start = unsafe { mapping.cast::<u8>().add(skip) };
         let block = HostBlock { start, len, mapping, mapping_len };
         if len >= HUGE_PAGE_BYTES {
-            block.advise(0..len.next_multiple_of(PAGE_BYTES), libc::MADV_HUGEPAGE);
+            block.advise(0..len.next_multiple_of(PAGE_BYTES), Advice::LinuxHugepage);
         }
         Ok(block)
     }
@@ -73,14 +73,14 @@ impl HostBlock {
             return range.start == range.end;
         }
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
-        self.advise(start..range.end.next_multiple_of(PAGE_BYTES), libc::MADV_POPULATE_WRITE)
+        self.advise(start..range.end.next_multiple_of(PAGE_BYTES), Advice::LinuxPopulateWrite)
     }
 
     /// Whether a child of `fork` gets a copy of the block (as it does of a new one). Memory that the kernel or a GPU writes by
     /// DMA must not be inherited meanwhile: after a `fork`, copy-on-write may move the parent's pages away from the transfer.
     /// A child that touches a block that it did not inherit is ended by SIGSEGV. Returns whether the kernel did it.
     pub fn inherit_on_fork(&self, inherited: bool) -> bool {
-        let advice = if inherited { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+        let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
         self.advise(0..self.len.next_multiple_of(PAGE_BYTES), advice)
     }
 
@@ -90,18 +90,18 @@ impl HostBlock {
     }
 
     /// `madvise` of whole pages inside the mapping.
-    fn advise(&self, range: Range<usize>, advice: libc::c_int) -> bool {
+    fn advise(&self, range: Range<usize>, advice: Advice) -> bool {
         // SAFETY: callers pass page-aligned ranges that end within the block rounded up to a page, so inside the mapping.
         let address = unsafe { self.start.add(range.start) };
         // SAFETY: HUGEPAGE, POPULATE_WRITE, DOFORK and DONTFORK change no contents, and the pages belong to this block.
-        unsafe { libc::madvise(address.as_ptr().cast(), range.len(), advice) == 0 }
+        unsafe { mm::madvise(address.as_ptr().cast(), range.len(), advice) }.is_ok()
     }
 }
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` and nothing borrows from a block that is being dropped.
-        unsafe { libc::munmap(self.mapping.as_ptr(), self.mapping_len) };
+        let _ = unsafe { mm::munmap(self.mapping.as_ptr(), self.mapping_len) };
     }
 }
 

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::durable::{self, NewFile};
 use crate::load::{Loader, Options, TransferOptions, load};
-use crate::testing::{CrashStore, LazyDevice, StoreTrouble, Synthetic, watched};
+use crate::testing::{CrashStore, LazyDevice, StoreTrouble, Synthetic, refused, watched};
 
 /// Names and bytes.
 type Tensors = BTreeMap<String, Vec<u8>>;
@@ -537,8 +537,8 @@ fn local_files_that_cannot_be_renamed_or_synced_leave_nothing_behind() {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("m.safetensors");
             std::fs::write(&path, b"old").unwrap();
-            if !crate::os::refuse(calls, code) {
-                return; // a kernel without seccomp
+            if !refused(calls, code) {
+                return;
             }
             let error = save(&path, &inputs(&version(1, 3)), &options()).unwrap_err();
             assert!(matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(code)), "{error:?}");

@@ -487,7 +487,7 @@ mod tests {
     use super::*;
     use crate::storage::Fallback;
     use crate::testing::file_conformance;
-    use crate::testing::{Random, watched};
+    use crate::testing::{Feature, Random, required, required_if, watched};
 
     fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
@@ -515,13 +515,13 @@ mod tests {
 
     #[test]
     fn a_file_system_in_memory_passes_the_suite_and_says_why_it_has_no_direct_reads() {
-        let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+        let Some(folder) = required(Feature::Tmpfs, tempfile::tempdir_in("/dev/shm")) else { return };
         let bytes = Random::new(4).bytes(70_001);
         let path = folder.path().join("a");
         std::fs::write(&path, &bytes).unwrap();
         let (file, notes) = open(&path);
         file_conformance(&file, &bytes, 5);
-        if file.file_system().memory {
+        if required_if(Feature::Tmpfs, file.file_system().memory, "/dev/shm does not lie in memory") {
             assert_eq!(file.residency(), Residency::all(bytes.len() as u64));
             assert_eq!(file.source(Route::Direct).route(), Route::Buffered);
             assert_eq!(notes.list().len(), 1, "{:?}", notes.list());
@@ -611,8 +611,8 @@ mod tests {
         for _shard in 0..3 {
             let (_folder, path) = write(&bytes);
             let file = LocalFile::open(&path, &notes).unwrap();
-            let Ok(direct) = DirectSource::new(&file.opened) else { return };
-            if direct.align < 512 {
+            let Some(direct) = required(Feature::Direct, DirectSource::new(&file.opened)) else { return };
+            if !required_if(Feature::Direct, direct.align >= 512, "direct reads have no alignment here") {
                 return;
             }
             let source = DirectSource { align: 1, memory_align: 1, ..direct };
@@ -631,8 +631,8 @@ mod tests {
         let bytes = Random::new(9).bytes(20_000);
         let (_folder, path) = write(&bytes);
         let (file, notes) = open(&path);
-        let Ok(source) = DirectSource::new(&file.opened) else { return };
-        if source.memory_align == 1 {
+        let Some(source) = required(Feature::Direct, DirectSource::new(&file.opened)) else { return };
+        if !required_if(Feature::Direct, source.memory_align > 1, "direct reads go to any address here") {
             return;
         }
         let pool = crate::memory::staging::StagingPool::new(1, 20_000).unwrap();
@@ -648,7 +648,7 @@ mod tests {
     fn probing_agrees_with_what_the_kernel_says() {
         let (_folder, path) = write(&[0; 20_000]);
         let (file, _) = open(&path);
-        let Ok(direct) = DirectSource::new(&file.opened) else { return };
+        let Some(direct) = required(Feature::Direct, DirectSource::new(&file.opened)) else { return };
         let (align, memory_align) = probe(&direct.file).unwrap();
         assert!(align >= direct.align && memory_align >= direct.memory_align);
     }

@@ -68,7 +68,7 @@ fn named(name: &str, kind: Kind) -> FileSystem {
 /// FUSE has one magic for all its servers and for virtiofs; the mount table tells them apart.
 fn fuse_name(device: u64) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    name_in_mounts(&mounts, libc::major(device), libc::minor(device))
+    name_in_mounts(&mounts, rustix::fs::major(device), rustix::fs::minor(device))
 }
 
 fn name_in_mounts(mounts: &str, major: u32, minor: u32) -> Option<String> {

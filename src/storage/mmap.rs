@@ -9,6 +9,7 @@
 //! `file` makes a source of it.
 #![allow(unsafe_code)] // a mapping of memory that others may change, and a signal handler
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::Version;
 use crate::error::{Error, Result};
@@ -170,7 +172,7 @@ impl MappedFile {
     /// Has the kernel read the pages of a range that lies inside the file, so that a disk that fails, or a file that has
     /// shrunk, is mostly an answer here and not a fault in the copy.
     fn read_in(&self, start: usize, len: usize) -> io::Result<()> {
-        match self.advise(start, len, libc::MADV_POPULATE_READ) {
+        match self.advise(start, len, Advice::LinuxPopulateRead) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON | libc::EIO)) => {
                 Err(error)
             }
@@ -181,11 +183,11 @@ impl MappedFile {
 
     /// Takes the copied pages out of this process's page table, so that they stop counting as its memory. Best effort.
     fn let_go(&self, start: usize, len: usize) {
-        let _ = self.advise(start, len, libc::MADV_DONTNEED);
+        let _ = self.advise(start, len, Advice::LinuxDontNeed);
     }
 
     /// `madvise` of the whole pages around a range that lies inside the file.
-    fn advise(&self, start: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
+    fn advise(&self, start: usize, len: usize, advice: Advice) -> io::Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let page = os::page_bytes();
         let from = start / page * page;
@@ -193,8 +195,7 @@ impl MappedFile {
         let address = unsafe { map.as_mut_ptr().add(from) };
         // SAFETY: the pages belong to this mapping, and neither advice used here changes their contents: dropped pages come
         // back from the file (or as the guard's zeros) at the next touch.
-        let failed = unsafe { libc::madvise(address.cast(), start - from + len, advice) } != 0;
-        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+        Ok(unsafe { mm::madvise(address.cast(), start - from + len, advice) }?)
     }
 }
 
@@ -416,10 +417,12 @@ const TRIES: usize = 10_000;
 /// Gives the spare mapping up, or lets those go first who have it. Async-signal-safe.
 fn give_way() -> bool {
     match SPARE.swap(0, Ordering::SeqCst) {
-        // SAFETY: takes nothing.
-        0 => unsafe { libc::sched_yield() == 0 },
+        0 => {
+            rustix::thread::sched_yield();
+            true
+        }
         // SAFETY: the page was mapped by `keep_spare`, nobody uses it, and the swap gave it to this thread alone.
-        spare => unsafe { libc::munmap(spare as *mut libc::c_void, 1) == 0 },
+        spare => unsafe { mm::munmap(spare as *mut c_void, 1) }.is_ok(),
     }
 }
 
@@ -428,25 +431,23 @@ fn keep_spare() {
     if SPARE.load(Ordering::SeqCst) != 0 {
         return;
     }
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let anywhere = std::ptr::null_mut();
     // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
-    let spare = unsafe { libc::mmap(std::ptr::null_mut(), 1, libc::PROT_NONE, flags, -1, 0) };
-    if spare != libc::MAP_FAILED
+    let spare = unsafe { mm::mmap_anonymous(anywhere, 1, ProtFlags::empty(), MapFlags::SHARED) };
+    if let Ok(spare) = spare
         && SPARE.compare_exchange(0, spare as usize, Ordering::SeqCst, Ordering::SeqCst).is_err()
     {
         // SAFETY: mapped above, and somebody else's is kept.
-        unsafe { libc::munmap(spare, 1) };
+        let _ = unsafe { mm::munmap(spare, 1) };
     }
 }
 
 /// Puts zeros in the place of whole pages of one guarded mapping. Async-signal-safe.
 fn lay_zeros(range: Range<usize>) -> bool {
-    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let start = range.start as *mut libc::c_void;
+    let (start, flags) = (range.start as *mut c_void, MapFlags::FIXED | MapFlags::PRIVATE);
     // SAFETY: the pages lie inside a mapping of a MappedFile that is alive (the faulting thread borrows it), which nobody
     // holds slices of, except under the contract of `bytes`.
-    let zeros = unsafe { libc::mmap(start, range.len(), libc::PROT_READ, flags, -1, 0) };
-    zeros != libc::MAP_FAILED
+    unsafe { mm::mmap_anonymous(start, range.len(), ProtFlags::READ, flags) }.is_ok()
 }
 
 /// Gives a signal that is not ours to whoever had it before.
@@ -489,6 +490,8 @@ mod tests {
     use std::fs::OpenOptions;
     use std::process::{Command, ExitStatus};
     use std::sync::atomic::AtomicU32;
+
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
     use super::*;
     use crate::testing::{Random, watched};
@@ -599,17 +602,9 @@ mod tests {
         // SAFETY: nobody else has the file of this test.
         assert_eq!(unsafe { ordinary.bytes() }, b"ordinary");
 
-        // SAFETY: takes a terminated name and a number.
-        let fd = unsafe { libc::memfd_create(c"vramp".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return;
-        }
-        // SAFETY: the descriptor was made by the call above and nothing else knows it.
-        let mut file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        let mut file = File::from(memfd_create(c"vramp", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap());
         io::Write::write_all(&mut file, b"sealed").unwrap();
-        // SAFETY: takes a descriptor and numbers.
-        let sealed = unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK) };
-        assert_eq!(sealed, 0);
+        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK).unwrap();
         let version = Version::of_file(&file.metadata().unwrap());
         let mapped = MappedFile::new(Arc::new(file), Path::new("memfd"), version).unwrap();
         assert_eq!(mapped.sealed_bytes(), Some(&b"sealed"[..]));

@@ -448,7 +448,7 @@ mod tests {
     use crate::memory::HostBlock;
     use crate::storage::{Limits, LocalStorage, Location, OpenFile, Storage};
     use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
-    use crate::testing::{Random, watched};
+    use crate::testing::{Feature, Random, refused, required, watched};
 
     fn local(len: usize) -> (tempfile::TempDir, Arc<dyn OpenFile>, Vec<u8>) {
         let bytes = Random::new(21).bytes(len);
@@ -482,6 +482,15 @@ mod tests {
                 }
             }
         });
+    }
+
+    /// Where there is no ring, the tests of the ring run on threads: this one says so.
+    #[test]
+    fn the_tests_of_the_ring_have_one() {
+        let notes = Fallbacks::default();
+        let engine = queue(&options(Engine::Ring), None, &notes).engine();
+        let found = if engine == "threads" { Err(format!("{:?}", notes.list())) } else { Ok(()) };
+        assert!(required(Feature::Uring, found).is_none_or(|()| engine == "io_uring"), "{engine}");
     }
 
     #[test]
@@ -579,8 +588,8 @@ mod tests {
     fn a_ring_that_may_not_be_entered_is_noted_and_replaced() {
         watched(|| {
             let (_folder, file, bytes) = local(100_000);
-            if !crate::os::refuse(&[libc::SYS_io_uring_enter], libc::EPERM) {
-                return; // a kernel without seccomp
+            if !refused(&[libc::SYS_io_uring_enter], libc::EPERM) {
+                return;
             }
             let notes = Fallbacks::default();
             let make = |pool: &StagingPool| queue(&options(Engine::Ring), Some(pool), &notes);

@@ -522,10 +522,12 @@ fn is_of(pool: &StagingPool, buffer: &StagingBuffer) -> bool {
 mod tests {
     use std::process::Command;
 
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
     use crate::storage::queue::{Engine, QueueOptions, Read, queue};
     use crate::storage::{LocalStorage, Location, Storage};
-    use crate::testing::{Random, watched};
+    use crate::testing::{Feature, Random, required, required_if, watched};
 
     const CHILD: &str = "VRAMP_TEST_CHILD";
 
@@ -550,12 +552,8 @@ mod tests {
     }
 
     fn limit_descriptors(soft: u64) {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is a whole rlimit.
-        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-        limit.rlim_cur = soft;
-        // SAFETY: `limit` is a whole rlimit.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let limit = Rlimit { current: Some(soft), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
     }
 
     /// A kernel that lets itself be entered `first` times and then refuses for a while, or for ever.
@@ -583,10 +581,13 @@ mod tests {
         let notes = Fallbacks::default();
         let file = LocalStorage.open(&Location::from(&path), &notes).unwrap();
         let source = file.source(Route::Direct);
+        if !required_if(Feature::Direct, source.route() == Route::Direct, &format!("{:?}", notes.list())) {
+            return None;
+        }
         let pool = StagingPool::new(12, BLOCK).unwrap();
         let (outlet, results) = Outlet::new();
         let lane = Lane::reading("direct", 2, &outlet);
-        let ring = Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter).ok()?;
+        let ring = required(Feature::Uring, Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter))?;
         for id in 0..12 {
             let read = Read { id, source: Arc::clone(&source), offset: (id * BLOCK) as u64, len: BLOCK };
             ring.send(Job { read, target: Target::Staging(pool.acquire().unwrap()) });
@@ -604,7 +605,7 @@ mod tests {
             };
         }
         ring.close();
-        (source.route() == Route::Direct).then(|| (found, notes.list()))
+        Some((found, notes.list()))
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod checkpoint;
 mod device;
 mod direct;
 pub mod hostile;
+mod needs;
 mod pace;
 mod source;
 mod storage;
@@ -20,6 +21,9 @@ use std::time::Duration;
 pub use checkpoint::{Synthetic, checkpoint_of, safetensors};
 pub use device::{LazyDevice, device_conformance};
 pub use direct::{DirectDevice, DirectTrouble};
+#[cfg(test)]
+pub(crate) use needs::refused;
+pub use needs::{Feature, required, required_if};
 pub use pace::{Pace, PacedDevice, PacedSource};
 pub use source::*;
 pub use storage::MemoryStorage;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use swcuda::{Config, Double, Schedule};
 use vramp::device::{CudaDevice, Device};
+use vramp::testing::{Feature, required_if};
 
 /// Whether the tests are to run on the machine's own driver. Then its absence is a failure.
 fn on_a_gpu() -> bool {
@@ -36,13 +37,9 @@ impl Rig {
     }
 
     /// The double, for what only it can do; `None`, and a line that says so, on a GPU.
-    #[allow(clippy::print_stdout)] // a test that does not run says so
     fn double(config: Config) -> Option<Double> {
-        if on_a_gpu() {
-            println!("skipped: this needs the software driver");
-            return None;
-        }
-        Some(Double::acquire(config))
+        let why = "REQUIRE_CUDA=1 asks for the machine's own driver";
+        required_if(Feature::Double, !on_a_gpu(), why).then(|| Double::acquire(config))
     }
 
     fn device(&self) -> Arc<dyn Device> {

@@ -13,7 +13,7 @@ use vramp::testing::{CrashStore, StoreTrouble, Synthetic, watched};
 use vramp::{Error, Result};
 
 use super::errors::{fail_each_call, load, small};
-use super::pipeline::{hollow, reaches, timed};
+use super::pipeline::{hollow, timed};
 use super::{Rig, scheduled, schedules};
 
 fn inputs(loaded: &Loaded) -> Vec<Input<'_>> {
@@ -231,7 +231,7 @@ fn a_save_that_is_cancelled_with_downloads_under_way_leaves_nothing() {
         for rate in [None, Some(4e9)] {
             let Some(double) = Rig::double(Config { d2h_bytes_per_s: rate, ..timed() }) else { return };
             let rig = Rig { double: Some(double) };
-            let (loaded, _) = super::pipeline::load(&rig, &path, None);
+            let (loaded, _) = super::pipeline::load(&rig, &path, FAST);
             let cancel = Cancel::new();
             let (options, sink) =
                 (SaveOptions { cancel: cancel.clone(), ..sharded(64 << 20) }, Sink::new(Some(cancel)));
@@ -245,10 +245,13 @@ fn a_save_that_is_cancelled_with_downloads_under_way_leaves_nothing() {
     });
 }
 
+/// Bytes per second of a reader that nothing waits for.
+const FAST: f64 = 1e15;
+
 /// The share of its time in which the link to the host worked while everything was saved.
 fn share(path: &Path, link: f64, digests: bool) -> Option<f64> {
     let rig = Rig { double: Some(Rig::double(Config { d2h_bytes_per_s: Some(link), ..timed() })?) };
-    let (loaded, _) = super::pipeline::load(&rig, path, None);
+    let (loaded, _) = super::pipeline::load(&rig, path, FAST);
     let options = SaveOptions { digests, ..sharded(100 << 20) };
     let saved = save_to(&Sink::new(None), &Target::Folder("/d/m".into()), &inputs(&loaded), &options).unwrap();
     assert!(saved.outputs.len() > 3 && saved.warnings.is_empty(), "{:?}", saved.warnings);
@@ -263,8 +266,8 @@ fn the_link_from_the_gpu_is_never_idle_while_files_are_saved() {
         let folder = tempfile::tempdir().unwrap();
         let path = hollow(folder.path(), 20, (24 << 20) + 4096);
         for (gigabytes, digests) in [(0.25, true), (0.5, true), (1.0, false), (2.0, false)] {
-            let what = format!("a link of {gigabytes} GB/s, digests {digests},");
-            reaches(&what, || share(&path, gigabytes * 1e9, digests));
+            let Some(share) = share(&path, gigabytes * 1e9, digests) else { return };
+            assert!(share > 0.95, "a link of {gigabytes} GB/s, digests {digests}, was busy {share:.4} of its time");
         }
     });
 }

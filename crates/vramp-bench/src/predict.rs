@@ -119,3 +119,6 @@ fn slower_together(prediction: &Prediction, ceiling: &Ceiling, report: &Report) 
     let lost = if is_reading(ceiling.stage) { read_setting_seconds(std::slice::from_ref(ceiling)) } else { 0.0 };
     Some(Reason { cause: Cause::SlowerTogether(ceiling.stage), seconds: at_work - alone - lost })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
-//! The benchmark on the software driver: a link that is modelled slow is named as the limit. No speed of anything is measured.
+//! The benchmark on the software driver: every stage of a GPU is measured, the link by its modelled rate. No speed of anything is
+//! measured.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -8,6 +9,9 @@ use swcuda::{Config, Double};
 use vramp::device::CudaDevice;
 use vramp::testing::watched;
 use vramp_bench::{BenchStage, Effort, Options};
+
+/// Bytes per second of the modelled link.
+const LINK: f64 = 30e6;
 
 /// A file of one tensor that holds zeros.
 fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
@@ -19,9 +23,9 @@ fn file(folder: &std::path::Path, bytes: usize) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
+fn the_link_keeps_its_modelled_rate_and_the_gpus_own_stages_are_measured() {
     watched(|| {
-        let model = Config { check_sources: false, h2d_bytes_per_s: Some(30e6), ..Config::default() };
+        let model = Config { check_sources: false, h2d_bytes_per_s: Some(LINK), ..Config::default() };
         let _double = Double::acquire(model);
         let folder = tempfile::tempdir().unwrap();
         let path = file(folder.path(), 4 << 20);
@@ -31,7 +35,10 @@ fn a_slow_link_is_named_and_the_gpus_own_stages_are_measured() {
         options.transfer.staging = Some(vramp::report::Staging { count: 2, bytes: 512 << 10 });
         let report = vramp_bench::run(&path, &options, &|_| {}).unwrap();
         for state in &report.states {
-            assert_eq!(state.verdict.bound_by, BenchStage::Upload, "{state:#?}");
+            let upload = state.ceilings.iter().find(|ceiling| ceiling.stage == BenchStage::Upload).unwrap();
+            // A busy machine makes copies slower than the model, and nothing makes them faster.
+            assert!(upload.samples.iter().all(|sample| sample.rate() <= LINK * 1.001), "{upload:#?}");
+            assert!(state.seconds().unwrap().min >= upload.bytes as f64 / (LINK * 1.001), "{state:#?}");
         }
         for stage in [BenchStage::Context, BenchStage::Pinning, BenchStage::Download, BenchStage::Kernels] {
             let found = report.stages.iter().find(|found| found.stage == stage).unwrap();

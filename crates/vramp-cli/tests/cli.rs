@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use vramp::testing::safetensors;
+use vramp::testing::{safetensors, watched};
 
 /// What one run said.
 pub(crate) struct Said {
@@ -692,23 +692,32 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
 
 // ---- signals
 
-/// Waits until `done`, without a fixed time.
+/// Waits until `done`, without a fixed time: the deadline only ends a test that hangs.
 #[track_caller]
 pub(crate) fn until(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(600);
     while !done() {
         assert!(Instant::now() < deadline, "it never happens");
         std::thread::yield_now();
     }
 }
 
+/// Whether SIGINT is in a set of signals of the process' main thread, by its name in `/proc`.
+fn has_sigint(child: &Child, set: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let signals = status.lines().find_map(|line| line.strip_prefix(set)).unwrap_or("0");
+    u64::from_str_radix(signals.trim(), 16).unwrap_or(0) & 2 != 0
+}
+
 /// Waits until the process has taken over SIGINT: its main thread blocks the signal, so that another one takes it.
 pub(crate) fn until_it_handles_signals(child: &Child) {
-    until(|| {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
-        u64::from_str_radix(blocked.trim(), 16).unwrap_or(0) & 2 != 0
-    });
+    until(|| has_sigint(child, "SigBlk:"));
+}
+
+/// Sends SIGINT and waits until the process has taken it.
+fn interrupt(child: &Child) {
+    signal(child, "-INT");
+    until(|| !has_sigint(child, "ShdPnd:"));
 }
 
 pub(crate) fn signal(child: &Child, name: &str) {
@@ -727,65 +736,64 @@ fn endless(folder: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Sends signals to a command once it handles them; returns what it said, which must come soon.
-pub(crate) fn interrupted(args: &[&str], signals: &[&str]) -> (Said, Duration) {
+/// Sends signals to a command once it handles them; returns what it said.
+pub(crate) fn interrupted(args: &[&str], signals: &[&str]) -> Said {
     let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until_it_handles_signals(&child);
-    let sent = Instant::now();
     signals.iter().for_each(|name| signal(&child, name));
     let done = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    (Said { code: done.status.code(), out: text(done.stdout), err: text(done.stderr) }, sent.elapsed())
+    Said { code: done.status.code(), out: text(done.stdout), err: text(done.stderr) }
 }
 
 #[test]
-fn an_interrupted_load_ends_within_a_second_with_130() {
-    let folder = folder();
-    let path = endless(folder.path());
-    for name in ["-INT", "-TERM"] {
-        let (said, took) = interrupted(&["load", &path, "--device", "null", "--route", "direct", "--json"], &[name]);
-        assert!(took < Duration::from_secs(5), "a second, and patience for a busy machine: {took:?}");
-        assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
-        assert_eq!(said.error()["kind"], "cancelled");
-    }
+fn an_interrupted_load_ends_early_with_130() {
+    watched(|| {
+        let folder = folder();
+        let path = endless(folder.path());
+        for name in ["-INT", "-TERM"] {
+            let said = interrupted(&["load", &path, "--device", "null", "--route", "direct", "--json"], &[name]);
+            assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
+            assert_eq!(said.error()["kind"], "cancelled");
+        }
+    });
 }
 
 /// Comparing tied tensors knows no cancel switch, as a read from a dead server would not: the watchdog has to end it.
 #[test]
 fn what_cannot_be_cancelled_ends_as_well() {
-    let folder = folder();
-    let path = endless(folder.path());
-    for signals in [&["-INT"][..], &["-INT", "-INT"]] {
-        let (said, took) = interrupted(&["verify", &path, "--spec", &path, "--tied", "b=a", "--json"], signals);
-        assert!(took < Duration::from_secs(5), "{took:?}");
-        assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
-        assert_eq!(said.error()["kind"], "cancelled");
-    }
+    watched(|| {
+        let folder = folder();
+        let path = endless(folder.path());
+        for signals in [&["-INT"][..], &["-INT", "-INT"]] {
+            let said = interrupted(&["verify", &path, "--spec", &path, "--tied", "b=a", "--json"], signals);
+            assert_eq!((said.code, said.out.as_str()), (Some(130), ""));
+            assert_eq!(said.error()["kind"], "cancelled");
+        }
+    });
 }
 
-/// The command and a second signal come to their ends together, held up by a full pipe; each once had its own last word. A
-/// tenth of those ends coincide, so this finds two last words most times, and never sees them where there are none.
+/// The command and a second signal come to their ends together, held up by a full pipe; each once had its own last word.
 #[test]
 fn an_interrupted_program_says_why_it_ends_once() {
-    let folder = folder();
-    let path = endless(folder.path());
-    for _ in 0..25 {
-        let (mut reader, mut writer) = std::io::pipe().unwrap();
-        writer.write_all(&[b'.'; 1 << 16]).unwrap();
-        let mut vramp = command(&["load", &path, "--device", "null", "--route", "direct", "--json"]);
-        let mut child = vramp.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
-        drop(vramp); // and with it our end of the pipe for writing
-        until_it_handles_signals(&child);
-        signal(&child, "-INT");
-        let sent = Instant::now();
-        until(|| sent.elapsed() > Duration::from_millis(60));
-        signal(&child, "-INT");
-        until(|| sent.elapsed() > Duration::from_millis(90));
-        let mut said = String::new();
-        reader.read_to_string(&mut said).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130));
-        assert!(said.matches("error").count() <= 1, "{}", said.trim_start_matches('.'));
-    }
+    watched(|| {
+        let folder = folder();
+        let path = endless(folder.path());
+        for _ in 0..25 {
+            let (mut reader, mut writer) = std::io::pipe().unwrap();
+            writer.write_all(&[b'.'; 1 << 16]).unwrap();
+            let mut vramp = command(&["load", &path, "--device", "null", "--route", "direct", "--json"]);
+            let mut child = vramp.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+            drop(vramp); // and with it our end of the pipe for writing
+            until_it_handles_signals(&child);
+            interrupt(&child);
+            interrupt(&child);
+            let mut said = String::new();
+            reader.read_to_string(&mut said).unwrap();
+            assert_eq!(child.wait().unwrap().code(), Some(130));
+            assert!(said.matches("error").count() <= 1, "{}", said.trim_start_matches('.'));
+        }
+    });
 }
 
 /// `vramp ... 2>&1 | less` with a full screen: nobody reads the pipe, and the last words once waited for ever.
@@ -801,15 +809,9 @@ fn an_interrupt_does_not_wait_for_a_pipe_that_nobody_reads() {
     let mut vramp = command(&["inspect", path.to_str().unwrap(), "--json"]);
     let mut child = vramp.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap();
     reader.read_exact(&mut [0; 64]).unwrap(); // it writes; the pipe holds less than what it has to say
-    let sent = Instant::now();
     signal(&child, "-INT");
-    let mut code = None;
-    until(|| {
-        code = child.try_wait().unwrap();
-        code.is_some() || sent.elapsed() > Duration::from_secs(10)
-    });
-    let _ = child.kill();
-    assert_eq!(code.and_then(|status| status.code()), Some(130));
+    assert_eq!(watched(move || child.wait().unwrap()).code(), Some(130));
+    drop((vramp, reader)); // not before: they keep the pipe open
 }
 
 #[test]

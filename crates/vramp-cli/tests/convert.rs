@@ -530,7 +530,7 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
     let folder = folder();
     let file = large(folder.path());
     for (out, names_before) in [("out.safetensors", 1), ("out", 1)] {
-        let (said, _) = interrupted(&["convert", &file, &path(folder.path(), out), "--json"], &["-INT"]);
+        let said = interrupted(&["convert", &file, &path(folder.path(), out), "--json"], &["-INT"]);
         assert_eq!((said.code, said.out.as_str()), (Some(130), ""), "{}", said.err);
         assert_eq!(said.error()["kind"], "cancelled");
         assert_eq!(names(folder.path()).len(), names_before, "{:?}", names(folder.path()));

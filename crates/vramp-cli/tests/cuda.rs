@@ -4,15 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use vramp::testing::{Feature, required_if};
 
 /// Whether the tests are to run on the machine's own driver. These are about the double.
-#[allow(clippy::print_stdout)] // a test that does not run says so
 fn on_a_gpu() -> bool {
     let is_required = std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
-    if is_required {
-        println!("skipped: this needs the software driver");
-    }
-    is_required
+    !required_if(Feature::Double, !is_required, "REQUIRE_CUDA=1 asks for the machine's own driver")
 }
 
 /// What a run of the program said, and what the double counted.

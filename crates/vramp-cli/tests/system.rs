@@ -9,7 +9,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::json;
 use vramp::testing::torch::{Member, archive, state_dict, zip};
-use vramp::testing::{safetensors, watched};
+use vramp::testing::{Feature, required, safetensors, watched};
 
 use crate::cli::{command, folder, signal, until, vramp};
 
@@ -214,7 +214,7 @@ fn fallbacks(path: &Path, route: &str) -> Vec<String> {
 
 #[test]
 fn direct_reads_of_files_in_memory_are_told_of() {
-    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let Some(memory) = required(Feature::Tmpfs, tempfile::tempdir_in("/dev/shm")) else { return };
     let path = model(memory.path(), 3, 1 << 20);
     let said = fallbacks(&path, "direct");
     assert!(

@@ -415,9 +415,11 @@ mod tests {
         Status { code: ALREADY_OPEN, cuda: 0 }
     }
 
-    /// Longer than the test's limit, but not for ever: what a test leaves behind has to end.
-    unsafe extern "C" fn sleeps() -> Status {
-        thread::sleep(Duration::from_secs(2));
+    /// A driver that is not done before the test is.
+    static UNDER_TEST: Mutex<()> = Mutex::new(());
+
+    unsafe extern "C" fn hangs() -> Status {
+        drop(UNDER_TEST.lock());
         Status { code: 0, cuda: 0 }
     }
 
@@ -426,7 +428,9 @@ mod tests {
         let refused = start_driver(refuses, START_LIMIT).unwrap_err();
         assert!(refused.contains("5011") && refused.contains("(code 100)"), "{refused}");
         assert_eq!(start_driver(is_open_already, START_LIMIT), Ok(()));
-        let hung = start_driver(sleeps, Duration::from_millis(20)).unwrap_err();
-        assert!(hung.contains("did not come back within 20ms"), "{hung}");
+        let under_test = UNDER_TEST.lock();
+        let hung = start_driver(hangs, Duration::ZERO).unwrap_err();
+        assert!(hung.contains("did not come back within 0ns"), "{hung}");
+        drop(under_test);
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::convert::Float;
 use crate::dtype::Dtype;
 use crate::load::{Convert, Options, load};
-use crate::testing::{CrashStore, Random, StoreTrouble, watched};
+use crate::testing::{CrashStore, Random, StoreTrouble, refused, watched};
 
 struct Given {
     name: &'static str,
@@ -222,8 +222,8 @@ fn a_disk_that_refuses_ends_a_conversion_of_many_batches() {
                 let tensor =
                     |name, len: usize| Given { name, dtype: Dtype::U8, shape: vec![len as u64], bytes: vec![7; len] };
                 write(&from, &[tensor("a", 30 << 20), tensor("b", 9 << 20), tensor("c", 1 << 20)]);
-                if !crate::os::refuse(calls, code) {
-                    return; // a kernel without seccomp
+                if !refused(calls, code) {
+                    return;
                 }
                 let options = ConvertOptions { max_shard_bytes: 20 << 20, ..ConvertOptions::default() };
                 let target = Target::of(folder.path().join(out));

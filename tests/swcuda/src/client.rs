@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::config::Config;
 use crate::control::{Sink, question};
@@ -25,9 +26,28 @@ struct Library {
     inject: unsafe extern "C" fn(*const u8, usize) -> i32,
     clear_faults: unsafe extern "C" fn(),
     settle: unsafe extern "C" fn() -> i32,
+    host_time: unsafe extern "C" fn(u64) -> u64,
     query: unsafe extern "C" fn(u32, Sink, *mut c_void),
     read: unsafe extern "C" fn(u64, *mut u8, usize) -> i32,
     dma_write: unsafe extern "C" fn(u64, *const u8, usize) -> i32,
+}
+
+/// The host's side of the modelled clock ([`Config::modelled_clock`]), for other things that a test models beside the driver.
+#[derive(Debug, Clone, Copy)]
+pub struct HostClock(Library);
+
+impl HostClock {
+    /// The time since [`Double::acquire`]. It passes where the host waits, and only there.
+    pub fn now(self) -> Duration {
+        self.advance_to(Duration::ZERO)
+    }
+
+    /// The host waits until `time`, which takes no time on the wall; the time then, which may be later already.
+    pub fn advance_to(self, time: Duration) -> Duration {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: a call of numbers.
+        Duration::from_nanos(unsafe { (self.0.host_time)(nanoseconds) })
+    }
 }
 
 /// Exclusive use of the double in this process.
@@ -127,6 +147,11 @@ impl Double {
     pub fn settle(&self) -> bool {
         // SAFETY: a call without arguments.
         unsafe { (self.library.settle)() == 0 }
+    }
+
+    /// The modelled clock.
+    pub fn clock(&self) -> HostClock {
+        HostClock(self.library)
     }
 
     /// What was counted since [`Double::acquire`].
@@ -230,6 +255,7 @@ fn loaded() -> Library {
                 inject: symbol(handle, c"swcuda_inject"),
                 clear_faults: symbol(handle, c"swcuda_clear_faults"),
                 settle: symbol(handle, c"swcuda_settle"),
+                host_time: symbol(handle, c"swcuda_host_time"),
                 query: symbol(handle, c"swcuda_query"),
                 read: symbol(handle, c"swcuda_read"),
                 dma_write: symbol(handle, c"swcuda_dma_write"),

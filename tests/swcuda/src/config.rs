@@ -66,6 +66,11 @@ pub struct Config {
     /// Whether copies from the host move their bytes. Without, they only take the time that the model says: for tests of
     /// timing, where the double's own copying would be slower than the link that it stands for.
     pub moves_bytes: bool,
+    /// Whether time passes by the model alone: nothing waits for a clock on the wall, and the host's time is [`Double::clock`]'s.
+    /// Without rates copies take no time at all.
+    ///
+    /// [`Double::clock`]: crate::Double::clock
+    pub modelled_clock: bool,
 }
 
 impl Default for Config {
@@ -88,6 +93,7 @@ impl Default for Config {
             lazy_limit: Duration::from_secs(2),
             check_sources: true,
             moves_bytes: true,
+            modelled_clock: false,
         }
     }
 }
@@ -148,6 +154,7 @@ impl Config {
         line("LAZY_MS", self.lazy_limit.as_millis().to_string());
         line("CHECK_SOURCES", u8::from(self.check_sources).to_string());
         line("MOVES_BYTES", u8::from(self.moves_bytes).to_string());
+        line("MODELLED_CLOCK", u8::from(self.modelled_clock).to_string());
         text
     }
 
@@ -186,6 +193,7 @@ impl Config {
         set(&mut config.lazy_limit, number(&lookup, "LAZY_MS")?.map(Duration::from_millis));
         config.check_sources = number::<u8>(&lookup, "CHECK_SOURCES")? != Some(0);
         config.moves_bytes = number::<u8>(&lookup, "MOVES_BYTES")? != Some(0);
+        config.modelled_clock = number::<u8>(&lookup, "MODELLED_CLOCK")? == Some(1);
         Ok(config)
     }
 
@@ -237,6 +245,7 @@ mod tests {
             visible_devices: Some("1,0".to_owned()),
             check_sources: false,
             moves_bytes: false,
+            modelled_clock: true,
             ..Config::default()
         };
         assert_eq!(Config::from_text(&config.to_text()).unwrap(), config);

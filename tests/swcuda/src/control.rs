@@ -4,6 +4,7 @@
 //! the other allocated.
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use crate::clock::{Access, Mode};
 use crate::config::Config;
@@ -72,6 +73,14 @@ pub extern "C" fn swcuda_clear_faults() {
 pub extern "C" fn swcuda_settle() -> i32 {
     let (_state, all) = lifetime::settle(state::lock());
     i32::from(!all)
+}
+
+/// Moves the host's modelled clock to so many nanoseconds, unless it is further; where it is then.
+#[unsafe(no_mangle)]
+pub extern "C" fn swcuda_host_time(at_least: u64) -> u64 {
+    let mut state = state::lock();
+    state.host_at_least(Duration::from_nanos(at_least));
+    u64::try_from(state.host_time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Answers a question line by line. Reports are taken away by it.

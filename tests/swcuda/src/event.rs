@@ -41,6 +41,17 @@ impl Event {
     }
 }
 
+/// `cuEventQuery`. What is over by the modelled clock is waited for, so that the answer follows from the model alone.
+pub(crate) fn query(mut state: Guard, number: u64) -> Answer {
+    let record = state.events.get(&number).and_then(|event| event.record.clone());
+    if state.config.modelled_clock
+        && let Some(record) = record.filter(|record| state.has_passed(record.stream, record.seq))
+    {
+        state = stream::wait_for(state, record.stream, record.seq, &record.clock);
+    }
+    state.query_event(number)
+}
+
 /// `cuEventSynchronize`.
 pub(crate) fn synchronise(mut state: Guard, number: u64) -> Answer {
     let Some((device, record)) = state.events.get(&number).map(|event| (event.device, event.record.clone())) else {
@@ -95,14 +106,14 @@ impl State {
         self.enqueue(id, "cuStreamWaitEvent", Vec::new(), dependency, Work::Nothing);
     }
 
-    /// `cuEventQuery`; asking often enough counts as waiting.
-    pub(crate) fn query_event(&mut self, number: u64) -> Answer {
+    /// Whether what was recorded is over; asking often enough counts as waiting.
+    fn query_event(&mut self, number: u64) -> Answer {
         let Some(event) = self.events.get_mut(&number) else { return Err(CUresult::CUDA_ERROR_INVALID_HANDLE) };
         event.polls += 1;
         let (device, impatient) = (event.device, event.polls > PATIENCE);
         let Some(record) = event.record.clone() else { return Ok(()) };
         self.health(device)?;
-        if self.is_done(record.stream, record.seq) {
+        if self.is_done(record.stream, record.seq) && self.has_passed(record.stream, record.seq) {
             self.host_learns(record.stream, record.seq, &record.clock);
             return Ok(());
         }

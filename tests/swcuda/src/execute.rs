@@ -46,7 +46,7 @@ pub(crate) fn run(mut state: Guard, id: StreamId, mut operation: Operation) -> G
         Work::Fill(fill) => state = set_bytes(state, &operation, &fill),
         Work::Kernel(run) => {
             state = kernel::execute(state, id, device, &operation, &run);
-            finish = Instant::now();
+            finish = if state.config.modelled_clock { ready } else { Instant::now() };
         }
         Work::Stamp { event, generation } => state.stamp(event, generation, ready),
         Work::Host(_) | Work::Nothing => {}
@@ -89,8 +89,11 @@ impl State {
         }
     }
 
-    /// When an operation could have begun by the model. Not in the future, however late the model's figures run.
+    /// When an operation could have begun by the model; by the modelled clock, when it is over. Not in the future, however late the model's figures run.
     fn ready(&self, id: StreamId, operation: &Operation) -> Instant {
+        if let Some(end) = self.end_of(id, operation.seq) {
+            return end;
+        }
         let now = Instant::now();
         if self.config.schedule != Schedule::Eager {
             return now;
@@ -108,7 +111,7 @@ impl State {
     }
 
     /// Counts a copy.
-    fn count_copy(&mut self, device: usize, copy: &Copy, start: Instant, end: Instant) {
+    pub(crate) fn count_copy(&mut self, device: usize, copy: &Copy, start: Instant, end: Instant) {
         let began = self.began;
         let Some(stats) = self.stats.devices.get_mut(device) else { return };
         let stats = match copy.direction {
@@ -124,7 +127,7 @@ impl State {
     }
 
     /// Reserves the copy's engine, if there is a model of it.
-    fn book(&mut self, device: usize, copy: &Copy, ready: Instant) -> Option<(Instant, Instant)> {
+    pub(crate) fn book(&mut self, device: usize, copy: &Copy, ready: Instant) -> Option<(Instant, Instant)> {
         let (index, rate) = match copy.direction {
             Direction::HostToDevice => (0, self.config.h2d_bytes_per_s),
             Direction::DeviceToHost => (1, self.config.d2h_bytes_per_s),
@@ -155,8 +158,9 @@ fn move_rows(
     }
     pages.iter().for_each(|&page| state.hold_pages(page));
     let epoch = state.epoch;
-    let booking = state.book(device, copy, ready);
-    if let Some((start, end)) = booking {
+    let modelled = state.config.modelled_clock;
+    let booking = if modelled { Some((ready, ready)) } else { state.book(device, copy, ready) };
+    if let Some((start, end)) = booking.filter(|_| !modelled) {
         // Now, while copies come in the order of their engine: they may wake up in another.
         state.count_copy(device, copy, start, end);
     }
@@ -170,7 +174,9 @@ fn move_rows(
         unsafe { transfer(alias, copy) };
     }
     let end = booking.map_or_else(Instant::now, |(_, end)| end);
-    engine::sleep_until(end);
+    if !modelled {
+        engine::sleep_until(end);
+    }
     let mut state = state::lock();
     if state.epoch != epoch {
         return (state, end);

@@ -6,7 +6,8 @@
 //!
 //! - `api` has the entry points, `entry` what they all begin with: counts, faults, the current context, sticky errors.
 //! - `memory` and `pinned` know what is allocated, `copy` and `kernel` check work and hand it to `stream`.
-//! - `stream` decides when an operation runs, `execute` does it, `engine` says how long it takes.
+//! - `stream` decides when an operation runs, `execute` does it, `engine` says how long it takes; with the modelled clock
+//!   `timeline` says when it is over.
 //! - `clock`, `footprint` and `written` find races and reads of what nobody wrote; `report` is how that is said.
 //! - `control` is the other way in, for tests: reset, faults, figures. `client` is its far end.
 //! - `ptx` runs kernels.
@@ -41,10 +42,11 @@ mod report;
 mod state;
 mod stats;
 mod stream;
+mod timeline;
 mod work;
 mod written;
 
-pub use client::Double;
+pub use client::{Double, HostClock};
 pub use config::{Config, Order, Schedule};
 pub use faults::Fault;
 pub use stats::{DeviceStats, EngineStats, Live, Stats};

@@ -36,6 +36,8 @@ pub(crate) struct State {
     /// Counts resets: threads of an earlier life see that they are.
     pub(crate) epoch: u64,
     pub(crate) began: Instant,
+    /// The host's modelled clock, since `began`.
+    pub(crate) host_time: Duration,
     pub(crate) initialised: bool,
     /// Set while a reset abandons what is queued.
     pub(crate) draining: bool,
@@ -132,6 +134,7 @@ impl State {
             config,
             epoch,
             began: Instant::now(),
+            host_time: Duration::ZERO,
             initialised: false,
             draining: false,
             devices: Vec::new(),

@@ -59,6 +59,8 @@ pub(crate) struct Stream {
     polls: u32,
     /// When its last operation ended by the model.
     pub(crate) finish: Option<Instant>,
+    /// When each of its operations is over by the modelled clock.
+    pub(crate) ends: Vec<Instant>,
 }
 
 /// What is left of a stream that was destroyed and has done its work: what it did, for who waits for the device.
@@ -96,6 +98,7 @@ impl State {
             destroyed: false,
             polls: 0,
             finish: None,
+            ends: Vec::new(),
         };
         let epoch = self.epoch;
         let thread = std::thread::Builder::new().name(format!("swcuda-{id}")).spawn(move || serve(id, epoch));
@@ -160,6 +163,7 @@ impl State {
         let fault = if work.can_fail() { self.faults.operation() } else { None };
         let hold = self.hold();
         let host = self.host.clone();
+        self.foresee(id, &work, &dependencies);
         let Some(stream) = self.streams.get_mut(&id) else { return 0 };
         stream.clock.join(&host);
         stream.last += 1;
@@ -242,11 +246,12 @@ impl State {
     pub(crate) fn query_stream(&mut self, id: StreamId) -> Answer {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         let last = stream.last;
-        if stream.done >= last {
-            let clock = stream.clock.clone();
+        if stream.done >= last && self.has_passed(id, last) {
+            let clock = self.streams.get(&id).map(|stream| stream.clock.clone()).unwrap_or_default();
             self.host_learns(id, last, &clock);
             return Ok(());
         }
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         stream.polls += 1;
         if stream.polls > PATIENCE {
             self.demand(id, last);
@@ -343,6 +348,7 @@ pub(crate) fn wait_for(mut state: Guard, id: StreamId, seq: u64, clock: &Clock) 
     }
     if state.epoch == epoch {
         state.host_learns(id, seq, clock);
+        state.host_waited(id, seq);
     }
     state
 }

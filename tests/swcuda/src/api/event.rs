@@ -43,7 +43,7 @@ exports! {
     /// Whether what was recorded is over.
     Context fn cuEventQuery(event: CUevent) |mut state, _| {
         let number = state.event(event, "cuEventQuery")?;
-        state.query_event(number)
+        event::query(state, number)
     }
 
     /// Milliseconds between two events. Not a GPU's.
