@@ -13,6 +13,7 @@ mod load;
 mod options;
 mod plan;
 mod quantised;
+mod storage;
 mod torch;
 mod trace;
 mod view;

@@ -22,14 +22,14 @@ const SLACK_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recipe {
     pub(crate) len: u64,
-    pub(crate) storages: Vec<Storage>,
+    pub(crate) storages: Vec<TorchStorage>,
     /// By their place in the image, without gap.
     pub(crate) pieces: Vec<Piece>,
 }
 
 /// Bytes of the file that pieces are made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Storage {
+pub(crate) struct TorchStorage {
     /// Offset in bytes in the file.
     pub(crate) offset: u64,
     /// Bytes in the file.
@@ -106,7 +106,7 @@ impl Recipe {
     }
 
     /// Adds a storage and says its number.
-    pub(crate) fn push_storage(&mut self, storage: Storage) -> usize {
+    pub(crate) fn push_storage(&mut self, storage: TorchStorage) -> usize {
         self.storages.push(storage);
         self.storages.len() - 1
     }
@@ -230,7 +230,7 @@ impl Maker {
     }
 
     /// A storage's bytes, inflated. Others wait meanwhile: they most likely want the same.
-    fn whole(&self, at: usize, storage: &Storage) -> Result<Arc<Vec<u8>>> {
+    fn whole(&self, at: usize, storage: &TorchStorage) -> Result<Arc<Vec<u8>>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, bytes)) = kept.as_ref().filter(|(number, _)| *number == at) {
             return Ok(Arc::clone(bytes));
@@ -241,13 +241,13 @@ impl Maker {
         Ok(bytes)
     }
 
-    fn read(&self, storage: &Storage) -> Result<Vec<u8>> {
+    fn read(&self, storage: &TorchStorage) -> Result<Vec<u8>> {
         let mut bytes = zeroed(storage.len, &self.path)?;
         self.source.read_at(storage.offset, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn inflate(&self, storage: &Storage) -> Result<Vec<u8>> {
+    fn inflate(&self, storage: &TorchStorage) -> Result<Vec<u8>> {
         let packed =
             Packed { source: &*self.source, at: storage.offset, end: storage.offset.saturating_add(storage.packed) };
         let mut bytes = zeroed(storage.len, &self.path)?;
@@ -424,7 +424,7 @@ mod tests {
 
     fn maker(bytes: Vec<u8>, piece: Piece) -> Arc<dyn OpenFile> {
         let len = bytes.len() as u64;
-        let storage = Storage { offset: 0, packed: len, len, deflated: false, crc: 0 };
+        let storage = TorchStorage { offset: 0, packed: len, len, deflated: false, crc: 0 };
         let mut recipe = Recipe::default();
         recipe.push_storage(storage);
         recipe.add(piece);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
+use super::torch::bytes::Opened;
 use super::{Checkpoint, combine, hub, lookalike, merge, nearest, rank_files, shard, torch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
@@ -109,14 +110,14 @@ fn is_absent(error: &Error) -> bool {
 /// Opens one file, whatever its name says that it is.
 fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let file = shard::open(&*options.storage, path)?;
-    torch::dcp::refuse_alone(path)?;
+    torch::dcp::refuse_alone(path, &*options.storage)?;
     let (beginning, len) = (shard::beginning(&*file, torch::BEGINNING)?, file.version().len());
     if let Some(kind) = torch::recognise(&beginning, len) {
-        return torch::open(path, kind, options);
+        return torch::open(path, &Opened::from(&*file), kind, options);
     }
     // Under its own name a safetensors file is what everyone takes it for; under another, a second archive may be in it.
     let named = path.extension().is_some_and(|extension| extension == "safetensors");
-    if !named && torch::hides_archive(path)? {
+    if !named && torch::hides_archive(&Opened::from(&*file).whole()).map_err(|error| Error::io("read", path, error))? {
         return Err(Error::malformed(path, torch::hidden_archive()));
     }
     demand_no_key(path, options)?;
@@ -248,7 +249,7 @@ fn open_torch_folder(path: &Path, listing: &Listing, options: &OpenOptions) -> R
     }
     let is_piece = |name: &&String| name.ends_with(".distcp");
     if let Some(name) = listing.files.iter().find(is_piece) {
-        torch::dcp::refuse_alone(&path.join(name))?;
+        torch::dcp::refuse_alone(&path.join(name), &*options.storage)?;
     }
     if let Some(checkpoint) = open_ranks(path, listing, options)? {
         return Ok(Some(checkpoint));

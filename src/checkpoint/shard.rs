@@ -3,10 +3,9 @@
 //! Everything is read through the port to the storage. Only the head is read; the
 //! bytes that a hostile length field asks for are allocated after it has been compared with the file's length.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
 use std::num::NonZero;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +15,7 @@ use super::{Shard, derived};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, quoted};
 use crate::setting::Setting;
-use crate::storage::{Fallbacks, Location, OpenFile, Route, Source, Storage};
+use crate::storage::{EntryKind, Fallbacks, Location, OpenFile, Route, Source, Storage};
 
 /// Bytes read at first: most headers fit, so that one read does.
 const FIRST_READ: u64 = 64 << 10;
@@ -129,6 +128,11 @@ pub(crate) fn open(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn OpenFil
     storage.open(&Location::from(path), &Fallbacks::default())
 }
 
+/// Whether a file lies there.
+pub(crate) fn is_file(storage: &dyn Storage, path: &Path) -> bool {
+    storage.head(&Location::from(path)).is_ok_and(|head| head.kind == EntryKind::File)
+}
+
 /// The first bytes of an open file, at most `most`.
 pub(crate) fn beginning(file: &dyn OpenFile, most: u64) -> Result<Vec<u8>> {
     read(&*file.source(Route::Buffered), file.path(), 0, file.version().len().min(most))
@@ -200,31 +204,4 @@ fn zeroed(len: u64) -> io::Result<Vec<u8>> {
     bytes.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
     bytes.resize(len, 0);
     Ok(bytes)
-}
-
-/// Opens a regular file for reading. The kind is looked at before (a device may act when it is opened) and after.
-pub(crate) fn open_regular(path: &Path) -> Result<(File, Metadata)> {
-    let metadata = std::fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
-    demand_regular(path, &metadata)?;
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
-        .map_err(|e| Error::io("open", path, e))?;
-    let metadata = file.metadata().map_err(|e| Error::io("examine", path, e))?;
-    demand_regular(path, &metadata)?;
-    Ok((file, metadata))
-}
-
-fn demand_regular(path: &Path, metadata: &Metadata) -> Result<()> {
-    let kind = metadata.file_type();
-    let what = match () {
-        () if kind.is_file() => return Ok(()),
-        () if kind.is_dir() => "a folder",
-        () if kind.is_fifo() => "a named pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
-    };
-    let what = format!("it is {what}, not a regular file: weights are read by position");
-    Err(Error::Unsupported { path: path.to_owned(), tensor: None, what })
 }

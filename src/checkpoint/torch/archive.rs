@@ -11,7 +11,7 @@ use super::bytes::Bytes;
 use super::storages::Declared;
 use super::zip::{Directory, Entry, Method};
 use super::{members, zip};
-use crate::checkpoint::derived::Storage;
+use crate::checkpoint::derived::TorchStorage;
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::MAX_PICKLE_BYTES;
 use crate::fault::{Listed, counted, quoted};
@@ -263,7 +263,7 @@ impl<'a> Archive<'a> {
     }
 
     /// Where the bytes of a storage lie, which these tensors need.
-    pub(crate) fn locate(&self, declared: &Declared, users: &Listed) -> Result<Storage, Finding> {
+    pub(crate) fn locate(&self, declared: &Declared, users: &Listed) -> Result<TorchStorage, Finding> {
         if declared.view.is_some() {
             let what = format!("storage {:?} is a part of another one, as only older files have them", declared.key);
             return Err(Finding::malformed("persistent-id", what));
@@ -287,7 +287,7 @@ impl<'a> Archive<'a> {
             return Err(Finding::malformed("storage-size", what).within(&entry.name));
         }
         let data = entry.data.ok_or_else(missing)?;
-        Ok(Storage {
+        Ok(TorchStorage {
             offset: self.start.saturating_add(data),
             packed: entry.packed,
             len: entry.len,

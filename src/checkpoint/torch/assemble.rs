@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::dense::Dense;
 use super::kinds::Numbers;
 use super::objects::Found;
-use crate::checkpoint::derived::{Change, Negate, Piece, Recipe, Storage};
+use crate::checkpoint::derived::{Change, Negate, Piece, Recipe, TorchStorage};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::{TensorData, TensorInfo};
 use crate::dtype::{Dtype, StoredDtype};
@@ -32,7 +32,7 @@ pub(crate) struct Assembly {
 /// A tensor whose place is still to be decided.
 struct Waiting {
     found: Found,
-    storage: Storage,
+    storage: TorchStorage,
     /// First byte of the first element, in the inflated storage.
     first: u64,
 }
@@ -58,7 +58,7 @@ impl Assembly {
     }
 
     /// Adds a tensor over a storage; `view` is the part of the storage that is meant, in bytes.
-    pub(crate) fn add(&mut self, found: Found, storage: Storage, view: u64) {
+    pub(crate) fn add(&mut self, found: Found, storage: TorchStorage, view: u64) {
         let first = view.saturating_add(found.dense.offset.saturating_mul(found.dense.kind.bytes));
         self.waiting.push(Waiting { found, storage, first });
     }
@@ -111,7 +111,7 @@ impl Assembly {
 
     /// A few bytes may not become an absurd number of them.
     fn refuse_excess(&self, findings: &mut Vec<Finding>) {
-        let storages: HashSet<Storage> = self.waiting.iter().map(|waiting| waiting.storage).collect();
+        let storages: HashSet<TorchStorage> = self.waiting.iter().map(|waiting| waiting.storage).collect();
         let inflated: u64 = storages.iter().fold(0, |sum, storage| sum.saturating_add(storage.len));
         let most = self.file_bytes.max(inflated).saturating_mul(MOST_TIMES).saturating_add(MOST_MADE);
         let mut sum = 0u64;
@@ -168,13 +168,13 @@ impl Assembly {
 #[derive(Default)]
 struct Making {
     recipe: Recipe,
-    storages: HashMap<Storage, usize>,
+    storages: HashMap<TorchStorage, usize>,
     places: HashMap<Piece, u64>,
 }
 
 impl Making {
     /// Where the piece begins in the image.
-    fn place(&mut self, piece: Piece, storage: Storage) -> u64 {
+    fn place(&mut self, piece: Piece, storage: TorchStorage) -> u64 {
         let recipe = &mut self.recipe;
         let storage = *self.storages.entry(storage).or_insert_with(|| recipe.push_storage(storage));
         let piece = Piece { storage, ..piece };

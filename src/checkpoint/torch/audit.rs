@@ -10,11 +10,12 @@ use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::assemble::Assembly;
-use super::bytes::{Bytes, Memory, Section, Window, read_vec};
+use super::bytes::{Bytes, Memory, Opened, Section, read_vec};
 use super::legacy::Stack;
 use super::objects::Objects;
 pub use super::pickled::NamedGlobal;
@@ -22,8 +23,8 @@ use super::pickled::{MOST_NAMES, Pickled};
 use super::scan::{MOST_PICKLES, Place};
 use super::storages::Declared;
 use super::unpack::MOST_NESTED;
-use super::{BEGINNING, Kind, dcp, hides_archive_in, is_safetensors, legacy, recognise, tar};
-use crate::checkpoint::derived::Storage;
+use super::{BEGINNING, Kind, dcp, hides_archive, is_safetensors, legacy, recognise, tar};
+use crate::checkpoint::derived::TorchStorage;
 use crate::checkpoint::finding::{Finding, Severity};
 use crate::checkpoint::lookalike;
 use crate::checkpoint::pickle::{Danger, Id, MAX_PICKLE_BYTES};
@@ -32,7 +33,7 @@ use crate::checkpoint::shard;
 use crate::durable::folder_of;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::storage::LocalStorage;
+use crate::storage::{LocalStorage, Storage};
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;
@@ -139,8 +140,8 @@ pub struct Items(BTreeMap<String, BTreeSet<(u64, u64)>>);
 
 impl Items {
     /// Those of a folder. None where it has no `.metadata`, or one that is refused: an audit of that file says why.
-    pub fn of(folder: &Path) -> Items {
-        Items(dcp::places(folder))
+    pub fn of(folder: &Path, storage: &Arc<dyn Storage>) -> Items {
+        Items(dcp::places(folder, storage))
     }
 
     /// Offset and length in bytes of those in one file.
@@ -155,23 +156,31 @@ impl Items {
 /// # Errors
 /// When the file is not there or cannot be read. Whatever is wrong with its content is a finding.
 pub fn audit(path: impl AsRef<Path>) -> Result<Audit> {
+    audit_in(path, &(Arc::new(LocalStorage) as Arc<dyn Storage>))
+}
+
+/// Audits one file of a storage.
+///
+/// # Errors
+/// Those of [`audit`].
+pub fn audit_in(path: impl AsRef<Path>, storage: &Arc<dyn Storage>) -> Result<Audit> {
     let path = path.as_ref();
-    audit_with(path, &Items::of(folder_of(path)))
+    audit_with(path, &Items::of(folder_of(path), storage), &**storage)
 }
 
 /// Audits one file of a folder whose items are known.
 ///
 /// # Errors
 /// Those of [`audit`].
-pub fn audit_with(path: &Path, items: &Items) -> Result<Audit> {
-    let (file, metadata) = shard::open_regular(path)?;
-    let window = Window { file: &file, start: 0, len: metadata.len() };
-    let mut audit = Audit::new(path, metadata.len());
+pub fn audit_with(path: &Path, items: &Items, storage: &dyn Storage) -> Result<Audit> {
+    let opened = shard::open(storage, path)?;
+    let file = Opened::from(&*opened);
+    let (window, mut audit) = (file.whole(), Audit::new(path, file.len()));
     // Only where it is one item somebody reads such a file as a whole.
     let in_parts = path.extension().is_some_and(|extension| extension == "distcp");
     audit.look(&window, in_parts).map_err(|error| Error::io("read", path, error))?;
     if audit.format == "safetensors"
-        && let Err(error) = shard::read_head(&LocalStorage, path, MAX_HEADER_BYTES)
+        && let Err(error) = shard::head_of(&*opened, MAX_HEADER_BYTES)
     {
         audit.add(Finding::malformed("safetensors", error.to_string()));
         // A header that is right leaves no room for anything else.
@@ -288,7 +297,7 @@ impl Audit {
     fn look(&mut self, bytes: &dyn Bytes, in_parts: bool) -> io::Result<()> {
         let beginning = read_vec(bytes, 0, bytes.len().min(BEGINNING))?;
         let kind = recognise(&beginning, bytes.len());
-        if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive_in(bytes)? {
+        if !matches!(kind, Some(Kind::Zip | Kind::Tar)) && hides_archive(bytes)? {
             self.add(Finding::suspicious("prefix-data", "a zip archive stands behind other data"));
             self.zip(bytes, MOST_NESTED)?;
         }
@@ -498,7 +507,12 @@ impl Audit {
 
     // ---- tensors
 
-    pub(super) fn tensors(&mut self, objects: Objects, file_bytes: u64, place: impl Fn(&Declared) -> Option<Storage>) {
+    pub(super) fn tensors(
+        &mut self,
+        objects: Objects,
+        file_bytes: u64,
+        place: impl Fn(&Declared) -> Option<TorchStorage>,
+    ) {
         let Objects { storages, tensors, aside, findings, .. } = objects;
         findings.into_iter().for_each(|finding| self.add(finding));
         for aside in aside.into_iter().filter(|aside| aside.tell) {

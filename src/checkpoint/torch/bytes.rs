@@ -3,9 +3,13 @@
 //! A window is a part of a file, so that an archive within a file is read like one of its own. Reads are bounded by the window.
 
 use std::cell::RefCell;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::checkpoint::shard;
+use crate::error::{Error, Result};
+use crate::storage::{OpenFile, Route, Source, Storage, Version};
 
 /// Bytes that are read by position.
 pub trait Bytes {
@@ -61,15 +65,50 @@ impl<B: Bytes + ?Sized> Bytes for Section<'_, B> {
     }
 }
 
-/// A part of an open file.
-#[derive(Debug, Clone, Copy)]
-pub struct Window<'a> {
-    /// The file.
-    pub file: &'a File,
-    /// First byte.
-    pub start: u64,
+/// An open file, read through the page cache.
+pub(crate) struct Opened {
+    source: Arc<dyn Source>,
+    version: Version,
+}
+
+impl Opened {
+    /// Opens a file of a storage.
+    pub(crate) fn of(storage: &dyn Storage, path: &Path) -> Result<Opened> {
+        Ok(Opened::from(&*shard::open(storage, path)?))
+    }
+
     /// Number of bytes.
-    pub len: u64,
+    pub(crate) fn len(&self) -> u64 {
+        self.version.len()
+    }
+
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// All of it.
+    pub(crate) fn whole(&self) -> Window<'_> {
+        self.part(0, self.len())
+    }
+
+    /// The `len` bytes from `start` on.
+    pub(crate) fn part(&self, start: u64, len: u64) -> Window<'_> {
+        Window { source: &*self.source, start, len }
+    }
+}
+
+impl From<&dyn OpenFile> for Opened {
+    fn from(file: &dyn OpenFile) -> Opened {
+        Opened { source: file.source(Route::Buffered), version: file.version() }
+    }
+}
+
+/// A part of an open file.
+#[derive(Clone, Copy)]
+pub(crate) struct Window<'a> {
+    source: &'a dyn Source,
+    start: u64,
+    len: u64,
 }
 
 impl Bytes for Window<'_> {
@@ -82,7 +121,12 @@ impl Bytes for Window<'_> {
         if end.is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.file.read_exact_at(target, self.start.saturating_add(offset))
+        match self.source.read_at(self.start.saturating_add(offset), target) {
+            Ok(_) => Ok(()),
+            Err(Error::Io { source, .. }) => Err(source),
+            Err(error @ Error::Changed { .. }) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, error)),
+            Err(error) => Err(io::Error::other(error)),
+        }
     }
 }
 

@@ -6,11 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::fs::{File, Metadata};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bytes::{self, Window};
+use super::bytes::{self, Opened};
 use super::pickled::Pickled;
 use super::{Part, Reader, kinds};
 use crate::checkpoint::dcp::{self, Piece};
@@ -24,7 +23,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, quoted};
-use crate::storage::{LocalStorage, Version};
+use crate::storage::{Location, Storage};
 
 /// The name of the file that describes the folder.
 pub(crate) const METADATA: &str = ".metadata";
@@ -59,14 +58,14 @@ pub(crate) fn open(folder: &Path, options: &OpenOptions) -> Result<Checkpoint> {
 }
 
 /// Refuses a file that is one of such a folder, opened by its own name: only the description says what is in it.
-pub(crate) fn refuse_alone(path: &Path) -> Result<()> {
+pub(crate) fn refuse_alone(path: &Path, storage: &dyn Storage) -> Result<()> {
     let name = path.file_name().unwrap_or_default();
     let (data, described) = (Path::new(name).extension() == Some(OsStr::new("distcp")), is_metadata(name));
     if !data && !described {
         return Ok(());
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let there = described || folder.join(METADATA).is_file();
+    let there = described || shard::is_file(storage, &folder.join(METADATA));
     let what = match (data, there) {
         (true, true) => {
             format!("one of the files of a distributed checkpoint (DCP): {METADATA} beside it says what is in it")
@@ -82,8 +81,8 @@ pub(crate) fn refuse_alone(path: &Path) -> Result<()> {
 }
 
 /// Where in which files the items of such a folder lie: offset and length in bytes.
-pub(crate) fn items(folder: &Path) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
-    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+pub(crate) fn items(folder: &Path, storage: &Arc<dyn Storage>) -> Result<BTreeMap<String, BTreeSet<(u64, u64)>>> {
+    let options = OpenOptions { skip_unknown: true, storage: Arc::clone(storage), ..OpenOptions::default() };
     let gather = Gather::new(folder, &options, describe(&folder.join(METADATA), &options)?);
     let mut items: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
     for Wanted { place: Place { file, offset, len }, .. } in gather.wanted()? {
@@ -100,10 +99,10 @@ pub(super) fn is_metadata(name: &OsStr) -> bool {
 
 /// Where in which files anything lies that such a folder is read for, tensors or not: offset and length in bytes. A description
 /// that is refused says nothing.
-pub(super) fn places(folder: &Path) -> BTreeMap<String, BTreeSet<(u64, u64)>> {
-    let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name()).filter(|name| is_metadata(name));
+pub(super) fn places(folder: &Path, storage: &Arc<dyn Storage>) -> BTreeMap<String, BTreeSet<(u64, u64)>> {
+    let options = OpenOptions { skip_unknown: true, storage: Arc::clone(storage), ..OpenOptions::default() };
+    let entries = storage.list(&Location::from(folder)).unwrap_or_default().into_iter();
+    let names = entries.map(|entry| entry.name).filter(|name| is_metadata(OsStr::new(name)));
     let mut places: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
     for description in names.filter_map(|name| describe(&folder.join(name), &options).ok()) {
         for Place { file, offset, len } in description.places.into_values() {
@@ -125,15 +124,14 @@ pub(super) fn objection(pickled: &Pickled) -> Option<Finding> {
 }
 
 fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
-    let (file, meta) = shard::open_regular(path)?;
-    if meta.len() > MAX_PICKLE_BYTES {
+    let file = Opened::of(&*options.storage, path)?;
+    if file.len() > MAX_PICKLE_BYTES {
         let what = format!("the length in bytes of {}", path.display());
-        return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: meta.len(), hint: None });
+        return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: file.len(), hint: None });
     }
-    let window = Window { file: &file, start: 0, len: meta.len() };
-    let text = bytes::read_vec(&window, 0, meta.len()).map_err(|error| Error::io("read", path, error))?;
+    let text = bytes::read_vec(&file.whole(), 0, file.len()).map_err(|error| Error::io("read", path, error))?;
     let mut pickled = Pickled::run(text, 0, None);
-    pickled.check_end(usize::try_from(meta.len()).unwrap_or(usize::MAX), METADATA);
+    pickled.check_end(usize::try_from(file.len()).unwrap_or(usize::MAX), METADATA);
     let reader = Reader { path, options, rank: None };
     reader.demand(&pickled.findings)?;
     let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
@@ -301,7 +299,7 @@ impl<'a> Gather<'a> {
         Reader { path: self.folder, options: self.options, rank: None }.demand_free_names(&tensors)?;
         let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
-        let (format, storage) = (Format::TorchDcp, Arc::new(LocalStorage));
+        let (format, storage) = (Format::TorchDcp, Arc::clone(&self.options.storage));
         Ok(Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage })
     }
 
@@ -330,8 +328,8 @@ impl<'a> Gather<'a> {
 
     fn file(&mut self, name: &str, wanted: Vec<Wanted>) -> Result<()> {
         let path = self.folder.join(name);
-        let (file, meta) = shard::open_regular(&path)?;
-        let (bytes, version) = (meta.len(), Version::of_file(&meta));
+        let file = Opened::of(&*self.options.storage, &path)?;
+        let (bytes, version) = (file.len(), file.version().clone());
         let number = self.next_shard();
         self.shards.push(Shard { path: path.clone(), bytes, version, derived: None });
         let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
@@ -342,7 +340,7 @@ impl<'a> Gather<'a> {
             let key = (place.offset, place.len);
             let (shard, stored) = match items.get(&key) {
                 Some(known) => known.clone(),
-                None => self.item(&path, &file, &meta, number, &name, &place)?,
+                None => self.item(&path, &file, number, &name, &place)?,
             };
             items.insert(key, (shard, stored.clone()));
             if stored.dtype != dtype || stored.shape != shape {
@@ -362,21 +360,20 @@ impl<'a> Gather<'a> {
     fn item(
         &mut self,
         path: &Path,
-        file: &File,
-        meta: &Metadata,
+        file: &Opened,
         number: ShardIndex,
         name: &str,
         place: &Place,
     ) -> Result<(ShardIndex, Stored)> {
         let (start, len) = (place.offset, place.len);
-        if start.checked_add(len).is_none_or(|end| end > meta.len()) {
+        if start.checked_add(len).is_none_or(|end| end > file.len()) {
             let what =
-                format!("tensor {name:?} would lie at bytes {start} + {len} of a file of {}: truncated", meta.len());
+                format!("tensor {name:?} would lie at bytes {start} + {len} of a file of {}: truncated", file.len());
             return Err(Error::malformed(path, Fault::Other(what)));
         }
         let plain = OpenOptions { key: None, ..self.options.clone() };
         let reader = Reader { path, options: &plain, rank: None };
-        let Part { assembled, skipped, .. } = reader.zip(&Window { file, start, len }, start, number, None)?;
+        let Part { assembled, skipped, .. } = reader.zip(&file.part(start, len), start, number, None)?;
         let [found] = assembled.tensors.as_slice() else {
             let what = skipped.first().map_or("no single tensor", |skipped| skipped.why.as_str());
             return Err(misplaced(path, place, name, &format!("holds {what}")));

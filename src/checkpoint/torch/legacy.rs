@@ -8,7 +8,7 @@ use std::io;
 use super::bytes::{Bytes, read_vec};
 use super::pickled::Pickled;
 use super::storages::Declared;
-use crate::checkpoint::derived::Storage;
+use crate::checkpoint::derived::TorchStorage;
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{MAX_PICKLE_BYTES, Value};
 
@@ -103,7 +103,7 @@ pub(crate) fn locate<'d>(
     end: u64,
     keys: Vec<String>,
     declared: impl Fn(&str) -> Option<&'d Declared>,
-) -> io::Result<Result<HashMap<String, Storage>, Finding>> {
+) -> io::Result<Result<HashMap<String, TorchStorage>, Finding>> {
     let mut places = HashMap::new();
     let mut at = end;
     for key in keys {
@@ -125,7 +125,7 @@ pub(crate) fn locate<'d>(
     Ok(Ok(places))
 }
 
-fn place(bytes: &dyn Bytes, at: u64, declared: &Declared) -> io::Result<Result<Storage, Finding>> {
+fn place(bytes: &dyn Bytes, at: u64, declared: &Declared) -> io::Result<Result<TorchStorage, Finding>> {
     let truncated = || {
         let what = format!(
             "storage {:?} of {} bytes is cut off at the end of the file: truncated",
@@ -146,5 +146,5 @@ fn place(bytes: &dyn Bytes, at: u64, declared: &Declared) -> io::Result<Result<S
     if offset.checked_add(len).is_none_or(|end| end > bytes.len()) {
         return Ok(Err(truncated()));
     }
-    Ok(Ok(Storage { offset, packed: len, len, deflated: false, crc: 0 }))
+    Ok(Ok(TorchStorage { offset, packed: len, len, deflated: false, crc: 0 }))
 }

@@ -35,30 +35,29 @@ mod unpack;
 pub mod zip;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::Metadata;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use self::archive::Archive;
 use self::assemble::{Assembled, Assembly};
-use self::bytes::{Ahead, Bytes, Window};
+use self::bytes::{Ahead, Bytes, Opened, Window};
 use self::inert::Used;
 use self::legacy::Stack;
 use self::objects::{CutFound, Objects};
 use self::pickled::Pickled;
 use self::storages::Declared;
 pub use self::sums::Sums;
-use super::derived::Storage;
+use super::derived::TorchStorage;
 use super::finding::Finding;
 use super::open::OpenOptions;
 use super::pickle::Id;
 use super::safetensors::RESERVED;
-use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorInfo, shard};
+use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorInfo};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 use crate::setting::Setting;
-use crate::storage::{LocalStorage, Version};
+use crate::storage::Version;
 
 /// Bytes at the beginning of a file that are enough to recognise it.
 pub(crate) const BEGINNING: u64 = 1024;
@@ -93,13 +92,7 @@ pub(crate) fn is_safetensors(beginning: &[u8], len: u64) -> bool {
 }
 
 /// Whether the file ends as a zip archive does: an archive behind something else, which other programs would read.
-pub(crate) fn hides_archive(path: &Path) -> Result<bool> {
-    let (file, meta) = shard::open_regular(path)?;
-    hides_archive_in(&Window { file: &file, start: 0, len: meta.len() }).map_err(|error| Error::io("read", path, error))
-}
-
-/// The same for bytes.
-pub(crate) fn hides_archive_in(bytes: &dyn Bytes) -> io::Result<bool> {
+pub(crate) fn hides_archive(bytes: &dyn Bytes) -> io::Result<bool> {
     // An end record and the longest comment behind it.
     const TAIL: u64 = 22 + 65_535;
     let len = bytes.len().min(TAIL);
@@ -117,12 +110,10 @@ pub(crate) fn hidden_archive() -> Fault {
 }
 
 /// A file of PyTorch as a checkpoint.
-pub(crate) fn open(path: &Path, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
-    let (file, meta) = &shard::open_regular(path)?;
-    let window = Window { file, start: 0, len: meta.len() };
+pub(crate) fn open(path: &Path, file: &Opened, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
     let reader = Reader { path, options, rank: None };
-    let (part, format) = reader.part(&window, kind, 0)?;
-    Ok(reader.checkpoint(part, meta, format))
+    let (part, format) = reader.part(&file.whole(), kind, 0)?;
+    Ok(reader.checkpoint(part, file.version(), format))
 }
 
 /// What one file gave.
@@ -187,7 +178,7 @@ impl Reader<'_> {
         pickled.check_end(len, &member);
         let is_part = self.options.skip_unknown || key.is_some();
         self.demand_of(&pickled, pickled.ran.result, &inert::of_the_whole(&pickled, is_part))?;
-        let file_bytes = window.len;
+        let file_bytes = window.len();
         self.tensors(&pickled, Assembly::new(number, file_bytes).swapped(archive.big_endian), key, false, |objects| {
             let (mut by_key, mut findings) = (HashMap::new(), Vec::new());
             for (key, (declared, users)) in objects.storages_by_key() {
@@ -221,7 +212,7 @@ impl Reader<'_> {
         };
         let mut failed = None;
         // Whatever `sys_info` says of the machine: PyTorch writes these storages little-endian on every one.
-        let part = self.tensors(pickled, Assembly::new(number, window.len), key, true, |objects| {
+        let part = self.tensors(pickled, Assembly::new(number, window.len()), key, true, |objects| {
             let by_key: HashMap<&str, &Declared> =
                 objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
             let places = match legacy::locate(window, stack.end, keys, |key| by_key.get(key).copied()) {
@@ -257,7 +248,7 @@ impl Reader<'_> {
         mut assembly: Assembly,
         key: Option<&str>,
         needs_all: bool,
-        locate: impl FnOnce(&mut Objects) -> HashMap<Id, Storage>,
+        locate: impl FnOnce(&mut Objects) -> HashMap<Id, TorchStorage>,
     ) -> Result<Part> {
         let Some(root) = pickled.ran.result else {
             return Err(self.refused(&[Finding::malformed("truncated", "the pickle has no result")]));
@@ -346,15 +337,14 @@ impl Reader<'_> {
         }
     }
 
-    pub(crate) fn checkpoint(&self, part: Part, meta: &Metadata, format: Format) -> Checkpoint {
+    pub(crate) fn checkpoint(&self, part: Part, version: &Version, format: Format) -> Checkpoint {
         let Part { assembled, skipped, warnings, .. } = part;
         let Assembled { tensors, recipe, shared, .. } = assembled;
-        let file =
-            Shard { path: self.path.to_owned(), bytes: meta.len(), version: Version::of_file(meta), derived: None };
+        let file = Shard { path: self.path.to_owned(), bytes: version.len(), version: version.clone(), derived: None };
         let made = (!recipe.is_empty()).then(|| file.made_by(recipe));
         let shards = std::iter::once(file).chain(made).collect();
         let (path, metadata) = (self.path.to_owned(), BTreeMap::new());
-        let storage = Arc::new(LocalStorage);
+        let storage = Arc::clone(&self.options.storage);
         Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage }
     }
 }

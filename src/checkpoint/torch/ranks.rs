@@ -8,20 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bytes::{self, Window};
+use super::bytes::{self, Opened};
 use super::sharded::{Bounds, Layout};
 use super::{BEGINNING, Part, Reader, recognise};
 use crate::checkpoint::dcp::{self, Piece};
 use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::rank_files::RankSet;
 use crate::checkpoint::safetensors::Stored;
-use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
+use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo};
 use crate::dtype::StoredDtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, counted, quoted};
-use crate::storage::LocalStorage;
-use crate::storage::Version;
 
 /// Opens a set of such files; `None` where the names do not say how many there are, and no tensor in them is cut.
 pub(crate) fn open(folder: &Path, set: &RankSet, options: &OpenOptions) -> Result<Option<Checkpoint>> {
@@ -136,20 +134,19 @@ impl<'a> Ranks<'a> {
 
     fn file(&mut self, rank: u64, name: &str) -> Result<()> {
         let path = self.folder.join(name);
-        let (file, meta) = shard::open_regular(&path)?;
-        let window = Window { file: &file, start: 0, len: meta.len() };
-        let beginning = bytes::read_vec(&window, 0, meta.len().min(BEGINNING));
+        let file = Opened::of(&*self.options.storage, &path)?;
+        let beginning = bytes::read_vec(&file.whole(), 0, file.len().min(BEGINNING));
         let beginning = beginning.map_err(|error| Error::io("read", &path, error))?;
-        let Some(kind) = recognise(&beginning, meta.len()) else {
+        let Some(kind) = recognise(&beginning, file.len()) else {
             let what = "no file of torch.save, though its name is that of one rank of a parallel program".to_owned();
             return Err(Error::Unsupported { path, tensor: None, what });
         };
         let number = ShardIndex::try_from(self.shards.len()).unwrap_or(ShardIndex::MAX);
         let reader = Reader { path: &path, options: self.options, rank: Some(rank) };
-        let (part, format) = reader.part(&window, kind, number)?;
+        let (part, format) = reader.part(&file.whole(), kind, number)?;
         let Part { assembled, skipped, warnings, cut, sums } = part;
         (self.files, self.format) = (self.files + 1, format);
-        let shard = Shard { path: path.clone(), bytes: meta.len(), version: Version::of_file(&meta), derived: None };
+        let shard = Shard { path: path.clone(), bytes: file.len(), version: file.version().clone(), derived: None };
         let made = (!assembled.recipe.is_empty()).then(|| shard.made_by(assembled.recipe));
         self.shards.push(shard);
         self.shards.extend(made);
@@ -276,7 +273,7 @@ impl<'a> Ranks<'a> {
             format: self.format,
             skipped: self.skipped,
             shared: self.shared,
-            storage: Arc::new(LocalStorage),
+            storage: Arc::clone(&self.options.storage),
         })
     }
 

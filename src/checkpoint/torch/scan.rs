@@ -8,7 +8,7 @@ use super::audit::Audit;
 use super::bytes::{Bytes, Section, read_vec};
 use super::legacy;
 use super::pickled::Pickled;
-use super::{hides_archive_in, tar};
+use super::{hides_archive, tar};
 use crate::checkpoint::finding::Finding;
 use crate::checkpoint::pickle::{Danger, globals};
 
@@ -147,7 +147,7 @@ impl Audit {
         }
         for member in listing.members {
             let part = Section { whole: bytes, start: member.start, len: member.len };
-            match hides_archive_in(&part)? {
+            match hides_archive(&part)? {
                 true => self.zip(&part, 1)?,
                 false => self.region(Place { several: true, ..Place::of(&part, Some(&member.name)) })?,
             }

@@ -6,12 +6,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::archive::Archive;
-use super::bytes::{self, Window};
+use super::bytes::{self, Opened};
 use super::{BEGINNING, Kind, Reader, dcp, members, recognise};
 use crate::checkpoint::open::OpenOptions;
-use crate::checkpoint::{Checkpoint, Format, shard};
+use crate::checkpoint::{Checkpoint, Format};
 use crate::error::{Error, Result};
-use crate::storage::Version;
 
 /// What was compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,14 +36,14 @@ impl Checkpoint {
         for (path, windows) in self.archives()? {
             let known = self.shards.iter().find(|shard| shard.path == path);
             let known = known.ok_or(Error::Poisoned { what: "a file that the checkpoint does not have" })?;
-            let (file, meta) = shard::open_regular(&path)?;
-            if let Some(what) = known.version.difference(&Version::of_file(&meta)) {
+            let file = Opened::of(&*self.storage, &path)?;
+            if let Some(what) = known.version.difference(file.version()) {
                 return Err(Error::Changed { path, what });
             }
             let reader = Reader { path: &path, options: &OpenOptions::default(), rank: None };
-            let windows = windows.unwrap_or_else(|| [(0, meta.len())].into());
+            let windows = windows.unwrap_or_else(|| [(0, file.len())].into());
             for (start, len) in windows {
-                let window = Window { file: &file, start, len };
+                let window = file.part(start, len);
                 let beginning = bytes::read_vec(&window, 0, len.min(BEGINNING)).map_err(|error| reader.io(error))?;
                 if recognise(&beginning, len) != Some(Kind::Zip) {
                     continue;
@@ -71,7 +70,7 @@ impl Checkpoint {
     #[allow(clippy::type_complexity)]
     fn archives(&self) -> Result<Vec<(PathBuf, Option<BTreeSet<(u64, u64)>>)>> {
         if self.format == Format::TorchDcp {
-            let items = dcp::items(&self.path)?;
+            let items = dcp::items(&self.path, &self.storage)?;
             return Ok(items.into_iter().map(|(name, items)| (self.path.join(name), Some(items))).collect());
         }
         let paths: BTreeSet<&PathBuf> = self.shards.iter().map(|shard| &shard.path).collect();

@@ -7,11 +7,13 @@ use std::fs::FileType;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
 use vramp::Error;
 use vramp::checkpoint::Severity;
 use vramp::checkpoint::torch::audit::{self, Audit, FOREIGN, Items, Verdict, WEIGHTS, end_of_name};
+use vramp::storage::{LocalStorage, Storage};
 
 use super::super::interrupt::Interrupt;
 use super::super::output::Failure;
@@ -41,6 +43,7 @@ pub(super) struct Unreadable {
 
 pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure> {
     let mut looked = Looked::default();
+    let storage: Arc<dyn Storage> = Arc::new(LocalStorage);
     if !path.is_dir() {
         looked.audits.push(audit::audit(path)?);
         return Ok(looked);
@@ -50,9 +53,9 @@ pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure
         interrupt.check()?;
         let folder = file.parent().unwrap_or(path);
         if items.0 != folder {
-            items = (folder.to_owned(), Items::of(folder));
+            items = (folder.to_owned(), Items::of(folder, &storage));
         }
-        looked.take(&file, audit::audit_with(&file, &items.1));
+        looked.take(&file, audit::audit_with(&file, &items.1, &*storage));
     }
     looked.audits.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(looked)
