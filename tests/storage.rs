@@ -169,7 +169,7 @@ fn the_corpus_in_memory_gives_what_it_gives_on_disk() {
             compared += 1;
         }
     }
-    assert!(compared > 100, "only {compared} cases");
+    assert!(compared > 50, "only {compared} cases");
 }
 
 #[test]
