@@ -45,7 +45,7 @@ fn options() -> SaveOptions {
 }
 
 /// Files of many blocks, several of them under way at a time on threads of their own.
-const SMALL: Bounds = Bounds { block_bytes: 48, blocks: 4, files: 2 };
+const SMALL: Bounds = Bounds { block_bytes: 160, blocks: 4, files: 2 };
 
 /// Each file is one block, written by the thread that fills it.
 fn put(store: &CrashStore, target: &Target, tensors: &Tensors) -> Result<Saved> {

@@ -25,7 +25,7 @@ fn a_comparison_without_the_program_says_so_in_one_line() {
 
 #[test]
 fn scripts_say_what_they_are_when_asked() {
-    for name in ["against-cp", "fuzz-smoke", "gpu-check", "on-double", "report-picture"] {
+    for name in ["against-cp", "save-against-fio", "fuzz-smoke", "gpu-check", "on-double", "report-picture"] {
         let Output { status, stdout, stderr } = script(name).arg("--help").output().unwrap();
         let said = String::from_utf8(stdout).unwrap();
         assert_eq!((status.code(), stderr.len()), (Some(0), 0), "{name}: {said}");
