@@ -8,6 +8,7 @@
 mod growing;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsFd;
@@ -148,6 +149,16 @@ pub enum Held {
     Busy,
     /// No other process; the lock is ours until this is dropped.
     Free(Box<dyn Send>),
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Held::Missing => "Missing",
+            Held::Busy => "Busy",
+            Held::Free(_) => "Free",
+        })
+    }
 }
 
 /// A file in the making.

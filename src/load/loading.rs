@@ -1,6 +1,7 @@
 //! A load on a thread of its own, and the tensors that are there already. It moves no bytes: `run` does, and tells it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -157,5 +158,12 @@ impl Readiness {
         let view = self.written.get().and_then(|written| written.view(placement.range()));
         let shape = || Arc::clone(&placement.shape);
         Ok(view.map(|view| Tensor::new(Arc::clone(name), placement.dtype, shape(), view)))
+    }
+}
+
+impl fmt::Debug for Loading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.readiness.names.len();
+        f.debug_struct("Loading").field("names", &names).finish_non_exhaustive()
     }
 }

@@ -23,6 +23,7 @@ mod trace;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -725,6 +726,24 @@ fn tensors(plan: &LoadPlan, written: &Written) -> Result<Vec<Tensor>> {
     }
     tensors.sort_by(|a, b| a.name().cmp(b.name())); // nearly sorted already: the selection is
     Ok(tensors)
+}
+
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader")
+            .field("device", &self.device.name())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TransferOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransferOptions { route, staging, queue, read_bytes, lanes, convert, limits, .. } = self;
+        let mut debug = f.debug_struct("TransferOptions");
+        debug.field("route", route).field("staging", staging).field("queue", queue).field("read_bytes", read_bytes);
+        debug.field("lanes", lanes).field("convert", convert).field("limits", limits).finish_non_exhaustive()
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Plain data and one adapter from a progress function to an [`Observer`]. Nothing here loads.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -133,5 +134,13 @@ impl Observer for Told {
         if let Some(observer) = &self.observer {
             observer.event(event);
         }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Options");
+        debug.field("device", &self.device.name()).field("selection", &self.selection).field("open", &self.open);
+        debug.field("transfer", &self.transfer()).finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 /// A signal to the process goes to any one thread that does not block it, and mostly to the first. Where that sits in a wait that
 /// signals cannot end (a server that does not answer), the signal waits as long as it does, though others could take it. So all
 /// threads block them, and one waits for them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct BlockedSignals {
     set: libc::sigset_t,
 }

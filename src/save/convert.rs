@@ -5,6 +5,7 @@
 //! nothing is replaced before all has been written and, where asked, read back and compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,6 +58,16 @@ pub struct ConvertOptions {
     pub progress: Option<Progress>,
     /// Where it notes what it would leave behind, for whoever has to end the process.
     pub leftovers: Leftovers,
+}
+
+impl fmt::Debug for ConvertOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConvertOptions { selection, transfer, ties, max_shard_bytes, overwrite, check, .. } = self;
+        let mut debug = f.debug_struct("ConvertOptions");
+        debug.field("selection", selection).field("transfer", transfer).field("ties", ties);
+        debug.field("max_shard_bytes", max_shard_bytes).field("overwrite", overwrite).field("check", check);
+        debug.finish_non_exhaustive()
+    }
 }
 
 impl Default for ConvertOptions {

@@ -16,11 +16,13 @@ mod leftovers;
 mod publish;
 mod snapshot;
 mod sums;
+
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -452,5 +454,11 @@ impl Drop for Saving<'_> {
     fn drop(&mut self) {
         self.files.give_up();
         self.files.leftovers.take_back(self.files.store);
+    }
+}
+
+impl fmt::Debug for Saving<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Saving").field("layout", self.layout()).finish_non_exhaustive()
     }
 }

@@ -5,6 +5,7 @@
 //! refuses falls back to buffered reads and says so once. Nothing here starts a thread or touches a raw pointer;
 //! `mmap` holds the mapping, `queue` and `uring` keep many reads in flight.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -478,6 +479,12 @@ fn is_refusal(error: &io::Error) -> bool {
 /// The operating system's words of an error, without the path: the same for each of many shards.
 fn cause(error: &Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.kind().to_string(), ToString::to_string)
+}
+
+impl fmt::Debug for LocalFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LocalFile({})", self.opened.path.display())
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! it. [`queue`] picks and says why. A queue never decides what is read, and never drops a target without giving it back,
 //! except when it is itself dropped.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -436,6 +437,19 @@ impl Lane {
         for thread in threads {
             let _ = thread.join();
         }
+    }
+}
+
+impl fmt::Debug for ThreadQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThreadQueue").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Read { id, offset, len, .. } = self;
+        f.debug_struct("Read").field("id", id).field("offset", offset).field("len", len).finish_non_exhaustive()
     }
 }
 

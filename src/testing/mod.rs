@@ -2,6 +2,7 @@
 //!
 //! Nothing here is compiled into a program that does not ask for the feature `testing`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a suite fails by panicking
+#![allow(missing_debug_implementations)] // of fakes
 
 mod checkpoint;
 mod device;

@@ -18,12 +18,14 @@ mod reads;
 mod rounds;
 mod survey;
 mod testbed;
+
 #[cfg(test)]
 mod tests;
 mod tune;
 mod uploads;
 mod workload;
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -172,5 +174,16 @@ fn machine(device: &dyn Device, file_system: String) -> Machine {
         file_system,
         device: device.name(),
         product: device.product().unwrap_or_default(),
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { open, transfer, effort, .. } = self;
+        f.debug_struct("Options")
+            .field("open", open)
+            .field("transfer", transfer)
+            .field("effort", effort)
+            .finish_non_exhaustive()
     }
 }

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)] // allocates and frees by address, copies into memory that this file owns
 
 use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,6 +31,16 @@ pub enum CudaMemory {
     Pool,
     /// The allocator of the embedding program.
     Allocator(Arc<dyn DeviceAllocator>),
+}
+
+impl fmt::Debug for CudaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CudaMemory::Own => "Own",
+            CudaMemory::Pool => "Pool",
+            CudaMemory::Allocator(_) => "Allocator",
+        })
+    }
 }
 
 /// An allocator of GPU memory that the embedding program has.

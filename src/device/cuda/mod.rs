@@ -21,6 +21,7 @@ mod pinning;
 mod stream;
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 #[cfg(any(test, feature = "testing"))]
@@ -157,5 +158,11 @@ impl Device for CudaDevice {
 
     fn direct_reads(&self, native_only: bool) -> Option<Result<Arc<dyn DirectReads>, String>> {
         Some(CudaReads::of(&self.gpu, native_only)?.map(|reads| Arc::new(reads) as Arc<dyn DirectReads>))
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({})", self.gpu.name())
     }
 }
