@@ -6,7 +6,7 @@
 //! # let header = r#"{"embed.weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}"#;
 //! # let values: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
 //! # std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &values].concat())?;
-//! use vramp::load::{Options, load};
+//! use vramp::{Options, load};
 //!
 //! let loaded = load(&path, &Options::default())?; // a file, a folder, an index, a Hugging Face snapshot
 //! let weight = loaded.tensor("embed.weight")?;
@@ -71,8 +71,24 @@ pub mod view;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")))]
+compile_error!("vramp supports 64-bit little-endian Linux only");
+
+pub use half;
+
+pub use checkpoint::{Checkpoint, OpenOptions, Selection, TensorInfo};
+pub use convert::Float;
+#[cfg(feature = "cuda")]
+pub use device::CudaDevice;
+pub use device::{CpuDevice, Device};
+pub use dtype::Dtype;
 pub use error::{Error, ErrorKind, Fault, Result};
+pub use load::{Cancel, Convert, Loaded, Loader, Options, Prepared, load};
+pub use report::Report;
+pub use save::{SaveOptions, save};
 pub use setting::Setting;
+pub use storage::Storage;
+pub use tensor::{RawTensor, Tensor};
 
 /// The README's examples compile.
 #[cfg(doctest)]

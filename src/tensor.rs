@@ -147,6 +147,22 @@ impl Tensor {
         Ok(Tensor { name, dtype, shape: [columns, rows].into(), view })
     }
 
+    /// Hands the tensor over as an address and a guard that keeps its memory.
+    ///
+    /// # Errors
+    /// When the device has no addresses, or keeps nothing (the null device).
+    pub fn into_raw(self) -> Result<RawTensor> {
+        self.view.must_keep()?;
+        let on_host = self.view.bytes().map(|bytes| bytes.as_ptr().addr() as u64);
+        let address = if self.is_empty() { Some(0) } else { on_host.or_else(|| self.view.address()) };
+        let (Some(address), Some(device)) = (address, self.view.owner()) else {
+            let what = format!("tensor {:?} lies on a device without addresses: download it instead", self.name);
+            return Err(Error::Request { what, hint: None });
+        };
+        let (byte_len, shape) = (self.byte_len(), self.shape().to_vec());
+        Ok(RawTensor { address, byte_len, device, dtype: self.dtype, shape, guard: MemoryGuard { _view: self.view } })
+    }
+
     /// The device's own address of the first element, where it has addresses (a `CUdeviceptr`).
     pub fn address(&self) -> Option<u64> {
         self.view.address()
@@ -161,6 +177,33 @@ impl Tensor {
     pub fn view(&self) -> &View {
         &self.view
     }
+}
+
+/// A tensor as an address, for code that cannot hold a [`Tensor`]: another language, a framework's own type.
+///
+/// The memory stays allocated and unchanged while the guard lives. It must not be written: other tensors, and clones of this one, may
+/// lie in it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RawTensor {
+    /// The first byte: a pointer of this process for `cpu`, a `CUdeviceptr` for a GPU. 0 for a tensor without elements.
+    pub address: u64,
+    /// Number of bytes.
+    pub byte_len: u64,
+    /// The device, as `cpu` or `cuda:0`.
+    pub device: String,
+    /// The element type.
+    pub dtype: Dtype,
+    /// Elements along each dimension, outermost first; row-major, without gaps.
+    pub shape: Vec<u64>,
+    /// Keeps the memory. Dropping it may free it.
+    pub guard: MemoryGuard,
+}
+
+/// Keeps the memory of a [`RawTensor`] allocated and unchanged.
+#[derive(Debug, Clone)]
+pub struct MemoryGuard {
+    _view: View,
 }
 
 impl fmt::Debug for Tensor {

@@ -115,6 +115,7 @@ fn unsafe_code_lives_only_in_its_rooms() {
         "os/signals.rs",
         "device/region.rs",
         "device/cuda/cufile.rs",
+        "device/cuda/download.rs",
         "device/cuda/driver.rs",
         "device/cuda/gpu.rs",
         "device/cuda/handles.rs",
@@ -167,8 +168,8 @@ fn the_library_names_no_flag_of_the_program() {
 fn only_durable_renames_syncs_and_removes() {
     for (path, text) in all_sources() {
         let room = room_of(&path);
-        if room == "durable" || room == "testing" {
-            continue;
+        if room == "durable" || room == "os" || room == "testing" {
+            continue; // `os` wraps the calls, and decides nothing
         }
         let code = text.split("mod tests {").next().unwrap_or_default();
         for word in

@@ -13,6 +13,7 @@ mod load;
 mod options;
 mod plan;
 mod quantised;
+mod readme;
 mod storage;
 mod torch;
 mod trace;

@@ -118,3 +118,27 @@ fn a_device_that_keeps_bytes_elsewhere_names_the_way_to_them() {
     assert!(said.contains("not in host memory") && said.contains("download"), "{said}");
     assert_eq!(tensor.download().unwrap(), 2.0f32.to_le_bytes());
 }
+
+#[test]
+fn a_tensor_hands_over_its_address_and_what_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let tensors = [("a", "U8", &[4][..], &[1, 2, 3, 4][..]), ("none", "F32", &[0, 3], &[])];
+    std::fs::write(&path, vramp::testing::safetensors(&tensors, serde_json::json!({}))).unwrap();
+    let loaded = vramp::load(&path, &vramp::Options::default()).unwrap();
+    let (tensor, none) = (loaded.tensor("a").unwrap().clone(), loaded.tensor("none").unwrap().clone());
+    let address = tensor.bytes().unwrap().as_ptr().addr() as u64;
+    let raw = tensor.into_raw().unwrap();
+    assert_eq!((raw.address, raw.byte_len, raw.device.as_str()), (address, 4, "cpu"));
+    assert_eq!((raw.dtype, &raw.shape[..]), (vramp::Dtype::U8, &[4][..]));
+    let none = none.into_raw().unwrap();
+    assert_eq!((none.address, none.byte_len, &none.shape[..]), (0, 0, &[0, 3][..]));
+    // The guards keep the memory: it cannot be had back while one lives.
+    drop(none);
+    let loaded = loaded.into_arena().map(drop).expect_err("a guard lives");
+    drop(raw);
+    assert!(loaded.into_arena().is_ok());
+    let device = std::sync::Arc::new(vramp::device::NullDevice::new());
+    let null = vramp::load(&path, &vramp::Options { device, ..vramp::Options::default() }).unwrap();
+    assert!(null.tensor("a").unwrap().clone().into_raw().is_err(), "the null device keeps nothing");
+}
