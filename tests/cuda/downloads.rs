@@ -132,3 +132,18 @@ fn what_leaves_the_buffer_or_is_not_the_gpus_is_not_started() {
     }
     assert_eq!((double.stats().devices[0].d2h.copies, pool.available()), (before, 2));
 }
+
+/// The GPU may still write to what a copy that cannot be waited for was to fill: its memory is never freed.
+#[test]
+fn memory_whose_last_copy_cannot_be_waited_for_is_not_freed() {
+    let Some(double) = Rig::double(scheduled(swcuda::Schedule::Lazy)) else { return };
+    double.inject(swcuda::Fault::Async { nth: 1, code: 719 });
+    double.allow_leaks();
+    let device = CudaDevice::open(0).unwrap();
+    let (mut regions, written) = device.alloc(9000).unwrap().carve(std::slice::from_ref(&(0..9000))).unwrap();
+    let refused = regions[0].write(0, &[7; 9000]);
+    assert!(matches!(refused, Err(Error::Device { .. })), "{refused:?}");
+    drop((regions, written));
+    assert!(!double.calls().contains_key("cuMemFree_v2"), "{:?}", double.calls());
+    assert!(double.reports().is_empty(), "{:?}", double.reports());
+}

@@ -84,7 +84,8 @@ impl StreamHandle {
     /// Starts copying `bytes` bytes from the address `from` of the GPU.
     ///
     /// # Safety
-    /// `to` is writable and touched by nobody else until the stream has passed this point; the memory at `from` is alive.
+    /// `to` is writable and touched by nothing else until the stream has passed this point. Until then the `bytes` bytes at `from`
+    /// are memory of this GPU, alive, and written by nothing that the stream does not order before this.
     pub(super) unsafe fn copy_out(
         &self,
         bound: &Bound<'_>,

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::CudaDevice;
@@ -68,6 +69,8 @@ pub(in crate::device) struct DeviceMemory {
     origin: Origin,
     /// Made when something is read back.
     readback: Mutex<Option<Readback>>,
+    /// Whether a copy to this memory was started that could not be waited for: the memory is then never freed.
+    unsettled: AtomicBool,
 }
 
 enum Origin {
@@ -80,7 +83,8 @@ enum Origin {
 
 impl DeviceMemory {
     fn new(gpu: &Arc<Gpu>, address: u64, bytes: u64, origin: Origin) -> DeviceMemory {
-        DeviceMemory { gpu: Arc::clone(gpu), address, bytes, origin, readback: Mutex::new(None) }
+        let (gpu, readback, unsettled) = (Arc::clone(gpu), Mutex::new(None), AtomicBool::new(false));
+        DeviceMemory { gpu, address, bytes, origin, readback, unsettled }
     }
 
     /// Memory from the driver, for the module's own needs.
@@ -189,6 +193,10 @@ fn free_to_pool(bound: &Bound<'_>, address: u64, stream: &StreamHandle) {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         drop(self.readback.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        if *self.unsettled.get_mut() {
+            // The GPU may still write here: neither the memory nor what keeps it alive is given back.
+            return std::mem::forget(std::mem::replace(&mut self.origin, Origin::Nothing));
+        }
         if let Origin::Allocator(allocator) = &self.origin {
             return allocator.free(self.address, self.bytes);
         }
@@ -310,9 +318,19 @@ impl DeviceMemory {
         let bound = self.gpu.bind()?;
         let mut kept = self.readback.lock().unwrap_or_else(PoisonError::into_inner);
         let mut readback = kept.take().map_or_else(|| Readback::new(&self.gpu, &bound), Ok)?;
-        let done = work(&mut readback, &bound)?; // after an error it is made anew
-        *kept = Some(readback);
-        Ok(done)
+        match work(&mut readback, &bound) {
+            Ok(done) => {
+                *kept = Some(readback);
+                Ok(done)
+            }
+            Err(error) => {
+                // It is made anew the next time.
+                if !readback.settle() {
+                    self.unsettled.store(true, Ordering::Relaxed);
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -363,7 +381,8 @@ impl Readback {
             // SAFETY: the chunk is no longer than a half, and nothing reads this half: its last copy has passed.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), half, chunk.len()) };
             // SAFETY: the half is not written before this copy has passed (the event above); the caller has the right to write
-            // the memory at `address` until this function returns, which waits; errors end in `Drop`, which waits.
+            // the memory at `address` until this function returns, which waits. After an error `settle` waits, and where it
+            // cannot, block and memory are leaked.
             unsafe { self.stream.copy_in(bound, address, half, chunk.len()) }?;
             emptied[index % 2] = Some(Event::record(gpu, bound, &self.stream, false)?);
             address += chunk.len() as u64;
@@ -401,14 +420,20 @@ impl Readback {
     }
 }
 
-impl Drop for Readback {
-    /// After an error copies may be in flight: the block and the sum are freed after them, or leaked where the GPU cannot be
-    /// waited for.
-    fn drop(&mut self) {
+impl Readback {
+    /// Waits for copies that an error may have left in flight. `false`: it could not, and the block and the sum are leaked.
+    fn settle(&mut self) -> bool {
         let drained = self.stream.gpu().bind_to_release().is_some_and(|bound| self.stream.drain(&bound));
         if !drained {
             std::mem::forget(Arc::clone(&self.block));
             std::mem::forget(self.sum.take());
         }
+        drained
+    }
+}
+
+impl Drop for Readback {
+    fn drop(&mut self) {
+        self.settle();
     }
 }
