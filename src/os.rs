@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{self, AtFlags, FlockOperation, OFlags, RenameFlags, SealFlags, StatxFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, OFlags, RenameFlags, SealFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 #[cfg(feature = "cuda")]
 use rustix::mm;
@@ -305,12 +305,8 @@ pub fn free_disk_bytes(path: &Path) -> io::Result<u64> {
 /// # Errors
 /// What the kernel says: that there is no room, or that the file system cannot.
 pub fn reserve_space(file: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
-    let bytes = libc::off64_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
-    // SAFETY: takes a descriptor and numbers only.
-    match unsafe { libc::fallocate64(file.as_raw_fd(), 0, 0, bytes) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    Ok(fs::fallocate(file, FallocateFlags::empty(), 0, bytes)?)
 }
 
 /// Makes whole pages resident and writable ahead of their use, on the NUMA node `node` where one is wanted and there is more

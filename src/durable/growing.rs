@@ -278,7 +278,7 @@ fn ended() -> Error {
 mod tests {
     use super::*;
     use crate::memory::staging::StagingPool;
-    use crate::testing::{Random, watched};
+    use crate::testing::{Random, refused, watched};
 
     fn create(path: &Path) -> Box<dyn NewFile> {
         Box::new(Growing::new(File::create(path).unwrap(), path, None))
@@ -339,7 +339,7 @@ mod tests {
         watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let bytes = Random::new(1).bytes(4 * BLOCK_BYTES + 7);
-            if os::refuse(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
+            if refused(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN) {
                 write(&folder.path().join("f"), &bytes).unwrap();
                 assert!(std::fs::read(folder.path().join("f")).unwrap() == bytes);
             }
@@ -351,7 +351,7 @@ mod tests {
         watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("f");
-            if os::refuse(&[libc::SYS_pwrite64], libc::ENOSPC) {
+            if refused(&[libc::SYS_pwrite64], libc::ENOSPC) {
                 for blocks in [0, 1, 9] {
                     let error = write(&path, &vec![7; blocks * BLOCK_BYTES + 9]).unwrap_err();
                     assert!(matches!(&error, Error::Io { op: "write", .. }), "{error:?}");
@@ -376,7 +376,7 @@ mod tests {
     fn a_disk_without_room_refuses_before_anything_is_written() {
         watched(|| {
             let folder = tempfile::tempdir().unwrap();
-            if os::refuse(&[libc::SYS_fallocate], libc::ENOSPC) {
+            if refused(&[libc::SYS_fallocate], libc::ENOSPC) {
                 let error = create(&folder.path().join("f")).reserve(BLOCK_BYTES as u64).unwrap_err();
                 assert!(matches!(&error, Error::Io { op: "reserve disk space for", .. }), "{error:?}");
             }
@@ -388,7 +388,7 @@ mod tests {
         watched(|| {
             let folder = tempfile::tempdir().unwrap();
             let bytes = Random::new(1).bytes(2 * BLOCK_BYTES + 7);
-            if os::refuse(&[libc::SYS_fallocate], libc::EOPNOTSUPP) {
+            if refused(&[libc::SYS_fallocate], libc::EOPNOTSUPP) {
                 write(&folder.path().join("f"), &bytes).unwrap();
                 assert!(std::fs::read(folder.path().join("f")).unwrap() == bytes);
             }

@@ -92,8 +92,8 @@ fn path_of<'a>(shards: &'a [Shard], transfer: &Transfer) -> Option<&'a Path> {
 fn files(transfers: &[Transfer], shards: &[Shard], names: &[String], most: usize) -> String {
     let mut table = Table::new(&[Align::Right, Align::Right, Align::Right, Align::Left]).elastic(3);
     table.heading(["reads", "bytes", "in place", "file"]);
-    let used = transfers.chunk_by(|a, b| a.shard == b.shard);
-    for of_file in used.clone().take(most) {
+    let used = || transfers.chunk_by(|a, b| a.shard == b.shard);
+    for of_file in used().take(most) {
         let in_place = of_file.iter().filter(|transfer| matches!(transfer.landing, Landing::InPlace { .. }));
         table.row([
             text::count(of_file.len() as u64),
@@ -102,9 +102,9 @@ fn files(transfers: &[Transfer], shards: &[Shard], names: &[String], most: usize
             of_file.first().and_then(|first| names.get(first.shard as usize)).cloned().unwrap_or_default(),
         ]);
     }
-    let read: HashSet<&Path> = used.clone().filter_map(|of_file| path_of(shards, of_file.first()?)).collect();
+    let read: HashSet<&Path> = used().filter_map(|of_file| path_of(shards, of_file.first()?)).collect();
     let all: HashSet<&Path> = shards.iter().map(|shard| shard.path.as_path()).collect();
-    let mut out = table.render_on(Screen::stdout()) + &more(used.count(), most, "file");
+    let mut out = table.render_on(Screen::stdout()) + &more(used().count(), most, "file");
     if all.len() > read.len() {
         let _ = writeln!(out, "{} not read", text::plural((all.len() - read.len()) as u64, "file"));
     }

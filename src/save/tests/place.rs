@@ -176,7 +176,7 @@ fn a_new_file_never_replaces_one_that_came_in_between() {
     assert_eq!((std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap()), (b"new".to_vec(), b"other".to_vec()));
     watched(move || {
         // Where the kernel or the file system does not have it, the name is looked up.
-        if crate::os::refuse(&[libc::SYS_renameat2], libc::EINVAL) {
+        if refused(&[libc::SYS_renameat2], libc::EINVAL) {
             assert!(matches!(FileStore.rename_new(&from, &to), Err(Error::Exists { .. })));
             std::fs::remove_file(&to).unwrap();
             FileStore.rename_new(&from, &to).unwrap();

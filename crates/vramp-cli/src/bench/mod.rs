@@ -185,7 +185,7 @@ impl Files {
         let html = self
             .html
             .as_ref()
-            .map(|file| file.write(|out| out.write_all(html::document(report, tuning.as_ref())?.as_bytes())));
+            .map(|file| file.write(|out| out.write_all(html::document(report, tuning.as_ref()).as_bytes())));
         let profile = self
             .profile
             .as_ref()

@@ -1,32 +1,14 @@
-//! Paper and ink of the charts: SVG by `plotters`, each chart once wide and once narrow, colours named and left to the style sheet.
+//! Paper and ink of the charts: SVG, each chart once wide and once narrow, colours named and left to the style sheet.
 //!
 //! It measures no font: text is placed by its anchor. Nothing here knows what a chart is about.
 
-use std::io;
+use std::fmt::Write;
 use std::ops::Range;
-
-use plotters::chart::{ChartBuilder, ChartContext};
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
-use plotters::drawing::{DrawingArea, DrawingAreaErrorKind, IntoDrawingArea};
-use plotters::element::{Circle, DashedPathElement, PathElement, Polygon, Rectangle, Text};
-use plotters::prelude::{Cartesian2d, SVGBackend};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, FontStyle, IntoFont, RGBColor, TextStyle};
 
 use super::markup::escaped;
 
 /// The widths of the two drawings of a chart, in pixels of their own.
 const WIDTHS: [u32; 2] = [1080, 344];
-
-/// `plotters` divides sizes by 1.24 to get pixels.
-const FONT_SIZE: f64 = 13.0 * 1.24;
-
-/// Why something could not be drawn. A string takes everything, so nothing comes of it in practice.
-pub(super) type Trouble = DrawingAreaErrorKind<io::Error>;
-
-type Root<'svg> = DrawingArea<SVGBackend<'svg>, Shift>;
-type Chart<'root, 'svg> = ChartContext<'root, SVGBackend<'svg>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// A colour by what it stands for; the style sheet has one for light and one for dark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,12 +63,6 @@ impl Ink {
     pub(super) fn name(self) -> &'static str {
         INKS.iter().find(|(ink, _)| *ink == self).map_or("ink", |(_, name)| name)
     }
-
-    /// The colour that stands for it until the drawing is done.
-    fn color(self) -> RGBColor {
-        let at = INKS.iter().position(|(ink, _)| *ink == self).unwrap_or_default();
-        RGBColor(0xFE, 0xED, u8::try_from(at).unwrap_or_default())
-    }
 }
 
 /// A sheet of paper with axes.
@@ -106,11 +82,20 @@ pub(super) struct Axes {
 const BELOW: u32 = 24;
 
 /// A drawing in the making.
-pub(super) struct Canvas<'root, 'svg> {
-    root: Root<'svg>,
-    chart: Chart<'root, 'svg>,
+pub(super) struct Canvas {
+    svg: String,
+    plot: Plot,
     /// Whether it is the wide one of the two.
     pub(super) wide: bool,
+}
+
+/// Where the plot lies on the paper.
+struct Plot {
+    x: Range<f64>,
+    y: Range<f64>,
+    /// From left to right, and from bottom to top.
+    across: [u32; 2],
+    up: [u32; 2],
 }
 
 /// Where text stands beside its point.
@@ -121,142 +106,155 @@ pub(super) enum Side {
     Right,
 }
 
-/// Draws a chart twice, wide and narrow, for the style sheet to choose from. `axes` is asked for each: whether it is wide, and the
-/// width.
-pub(super) fn both(
-    title: &str,
-    axes: impl Fn(bool, u32) -> Axes,
-    paint: impl Fn(&Canvas<'_, '_>) -> Result<(), Trouble>,
-) -> io::Result<String> {
+/// Draws a chart twice, wide and narrow, for the style sheet to choose from. `axes` gets whether it is the wide one, and the width.
+pub(super) fn both(title: &str, axes: impl Fn(bool, u32) -> Axes, paint: impl Fn(&mut Canvas)) -> String {
     let mut out = String::from("<div class=\"chart\">");
     for (width, wide) in WIDTHS.into_iter().zip([true, false]) {
         let axes = axes(wide, width);
-        let svg = drawn(width, wide, &axes, &paint).map_err(|trouble| io::Error::other(trouble.to_string()))?;
-        out.push_str(&named(&svg, title, wide));
+        let mut canvas = Canvas::new(width, wide, title, &axes);
+        canvas.grid(&axes);
+        paint(&mut canvas);
+        out.push_str(&canvas.svg);
+        out.push_str("</svg>");
     }
     out.push_str("</div>\n");
-    Ok(out)
+    out
 }
 
-fn drawn(
-    width: u32,
-    wide: bool,
-    axes: &Axes,
-    paint: &impl Fn(&Canvas<'_, '_>) -> Result<(), Trouble>,
-) -> Result<String, Trouble> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (width, axes.height)).into_drawing_area();
+/// A place between two pixels.
+#[allow(clippy::cast_possible_truncation)] // papers have some thousand pixels; a float that is none becomes 0
+fn between([from, to]: [u32; 2], range: &Range<f64>, value: f64) -> i32 {
+    let share = (value - range.start) / (range.end - range.start);
+    (f64::from(from) + (f64::from(to) - f64::from(from)) * share).round() as i32
+}
+
+impl Canvas {
+    /// An empty sheet. The page decides its size; the title is for those who do not see it.
+    fn new(width: u32, wide: bool, title: &str, axes: &Axes) -> Canvas {
         let [left, top, right] = axes.around;
-        let mut builder = ChartBuilder::on(&root);
-        builder.margin_left(left).margin_top(top).margin_right(right).margin_bottom(BELOW);
-        let chart = builder.build_cartesian_2d(axes.x.clone(), axes.y.clone())?;
-        let canvas = Canvas { root: root.clone(), chart, wide };
-        canvas.grid(axes)?;
-        paint(&canvas)?;
-        root.present()?;
+        let (across, up) = ([left, width - right - 1], [axes.height - BELOW - 1, top]);
+        let plot = Plot { x: axes.x.clone(), y: axes.y.clone(), across, up };
+        let (class, title, height) = (if wide { "wide" } else { "narrow" }, escaped(title), axes.height);
+        let svg = format!(
+            "<svg class=\"{class}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{title}\">\
+             <title>{title}</title>"
+        );
+        Canvas { svg, plot, wide }
     }
-    Ok(svg)
-}
 
-/// The colours by their names, the size left to the page, and a title for those who do not see it.
-fn named(svg: &str, title: &str, wide: bool) -> String {
-    let mut svg = svg.replace(" font-family=\"sans-serif\"", "").replace(" opacity=\"1\"", "");
-    svg = svg.replace(" stroke=\"none\"", "").replace(" stroke-width=\"1\"", "").replace(">\n", ">");
-    for (ink, name) in INKS {
-        let RGBColor(r, g, b) = ink.color();
-        svg = svg.replace(&format!("\"#{r:02X}{g:02X}{b:02X}\""), &format!("\"var(--{name})\""));
+    /// Adds an element.
+    fn add(&mut self, element: std::fmt::Arguments<'_>) {
+        let _ = self.svg.write_fmt(element); // a string takes everything
     }
-    let body = svg.split_once('>').map_or("", |(_, body)| body);
-    let size = svg.split_once("viewBox=\"").and_then(|(_, rest)| rest.split_once('"')).map_or("", |(size, _)| size);
-    let class = if wide { "wide" } else { "narrow" };
-    let title = escaped(title);
-    format!(
-        "<svg class=\"{class}\" viewBox=\"{size}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>{body}"
-    )
-}
 
-impl Canvas<'_, '_> {
     /// Lines across the plot, and what they mean.
-    fn grid(&self, axes: &Axes) -> Result<(), Trouble> {
+    fn grid(&mut self, axes: &Axes) {
         for (x, label) in &axes.x_ticks {
-            self.line([(*x, axes.y.start), (*x, axes.y.end)], Ink::Grid, 1)?;
+            self.line([(*x, axes.y.start), (*x, axes.y.end)], Ink::Grid, 1);
             let (at, bottom) = self.pixel(*x, axes.y.start);
-            self.label(at, bottom + 13, Side::Middle, label, Ink::Muted)?;
+            self.label(at, bottom + 13, Side::Middle, label, Ink::Muted);
         }
         for (y, label) in &axes.y_ticks {
-            self.line([(axes.x.start, *y), (axes.x.end, *y)], Ink::Grid, 1)?;
+            self.line([(axes.x.start, *y), (axes.x.end, *y)], Ink::Grid, 1);
             let (left, at) = self.pixel(axes.x.start, *y);
-            self.label(left - 8, at, Side::Left, label, Ink::Muted)?;
+            self.label(left - 8, at, Side::Left, label, Ink::Muted);
         }
-        Ok(())
     }
 
     /// Where a point of the plot lies on the paper.
     pub(super) fn pixel(&self, x: f64, y: f64) -> (i32, i32) {
-        self.chart.backend_coord(&(x, y))
+        let Plot { x: xs, y: ys, across, up } = &self.plot;
+        (between(*across, xs, x), between(*up, ys, y))
+    }
+
+    /// Points of the plot as an attribute.
+    fn points(&self, points: &[(f64, f64)]) -> String {
+        let point = |&(x, y): &(f64, f64)| self.pixel(x, y);
+        let texts: Vec<String> = points.iter().map(point).map(|(x, y)| format!("{x},{y}")).collect();
+        texts.join(" ")
     }
 
     /// A filled rectangle on the paper, at least a pixel wide.
-    pub(super) fn box_at(&self, from: (i32, i32), to: (i32, i32), ink: Ink, strength: f64) -> Result<(), Trouble> {
-        let to = (to.0.max(from.0 + 1), to.1.max(from.1 + 1));
-        self.root.draw(&Rectangle::new([from, to], ink.color().mix(strength).filled()))
+    pub(super) fn box_at(&mut self, from: (i32, i32), to: (i32, i32), ink: Ink, strength: f64) {
+        let ((x, y), width, height, ink) = (from, (to.0 - from.0).max(1), (to.1 - from.1).max(1), ink.name());
+        let strength = opacity(strength);
+        self.add(format_args!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"{strength} fill=\"var(--{ink})\"/>"
+        ));
     }
 
     /// A straight line of the plot.
-    pub(super) fn line(&self, ends: [(f64, f64); 2], ink: Ink, width: u32) -> Result<(), Trouble> {
-        self.path(ends.to_vec(), ink, width)
+    pub(super) fn line(&mut self, ends: [(f64, f64); 2], ink: Ink, width: u32) {
+        self.path(&ends, ink, width);
     }
 
     /// A line through points of the plot.
-    pub(super) fn path(&self, points: Vec<(f64, f64)>, ink: Ink, width: u32) -> Result<(), Trouble> {
-        let points: Vec<_> = points.into_iter().map(|(x, y)| self.pixel(x, y)).collect();
-        self.root.draw(&PathElement::new(points, ink.color().stroke_width(width)))
+    pub(super) fn path(&mut self, points: &[(f64, f64)], ink: Ink, width: u32) {
+        self.polyline(points, ink, width, "");
     }
 
     /// A straight line of dashes.
-    pub(super) fn dashes(&self, ends: [(f64, f64); 2], ink: Ink, width: u32) -> Result<(), Trouble> {
-        let ends = ends.map(|(x, y)| self.pixel(x, y));
-        self.root.draw(&DashedPathElement::new(ends, 6, 4, ink.color().stroke_width(width)))
+    pub(super) fn dashes(&mut self, ends: [(f64, f64); 2], ink: Ink, width: u32) {
+        self.polyline(&ends, ink, width, " stroke-dasharray=\"6 4\"");
+    }
+
+    fn polyline(&mut self, points: &[(f64, f64)], ink: Ink, width: u32, more: &str) {
+        let (points, ink) = (self.points(points), ink.name());
+        self.add(format_args!(
+            "<polyline fill=\"none\" stroke=\"var(--{ink})\" stroke-width=\"{width}\"{more} points=\"{points}\"/>"
+        ));
     }
 
     /// A filled shape of the plot.
-    pub(super) fn area(&self, points: Vec<(f64, f64)>, ink: Ink, strength: f64) -> Result<(), Trouble> {
-        let points: Vec<_> = points.into_iter().map(|(x, y)| self.pixel(x, y)).collect();
-        self.root.draw(&Polygon::new(points, ink.color().mix(strength).filled()))
+    pub(super) fn area(&mut self, points: &[(f64, f64)], ink: Ink, strength: f64) {
+        let (points, ink, strength) = (self.points(points), ink.name(), opacity(strength));
+        self.add(format_args!("<polygon{strength} fill=\"var(--{ink})\" points=\"{points}\"/>"));
     }
 
     /// A dot of the plot, with a rim that keeps it apart from others.
-    pub(super) fn dot(&self, x: f64, y: f64, radius: i32, ink: Ink) -> Result<(), Trouble> {
-        let at = self.pixel(x, y);
-        self.root.draw(&Circle::new(at, radius + 1, Ink::Surface.color().filled()))?;
-        self.root.draw(&Circle::new(at, radius, ink.color().filled()))
+    pub(super) fn dot(&mut self, x: f64, y: f64, radius: u32, ink: Ink) {
+        let (x, y) = self.pixel(x, y);
+        for (radius, ink) in [(radius + 1, Ink::Surface), (radius, ink)] {
+            let ink = ink.name();
+            self.add(format_args!("<circle cx=\"{x}\" cy=\"{y}\" r=\"{radius}\" fill=\"var(--{ink})\"/>"));
+        }
     }
 
     /// A ring around a point of the plot.
-    pub(super) fn ring(&self, x: f64, y: f64, radius: i32, ink: Ink) -> Result<(), Trouble> {
-        self.root.draw(&Circle::new(self.pixel(x, y), radius, ink.color().stroke_width(2)))
+    pub(super) fn ring(&mut self, x: f64, y: f64, radius: u32, ink: Ink) {
+        let ((x, y), ink) = (self.pixel(x, y), ink.name());
+        self.add(format_args!(
+            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{radius}\" fill=\"none\" stroke=\"var(--{ink})\" stroke-width=\"2\"/>"
+        ));
     }
 
     /// Text on the paper, its middle at the height `y`; `Side::Left` ends at `x`, `Side::Right` begins there.
-    pub(super) fn label(&self, x: i32, y: i32, side: Side, text: &str, ink: Ink) -> Result<(), Trouble> {
-        self.root.draw(&Text::new(text.to_owned(), (x, y), style(side, ink, FontStyle::Normal)))
+    pub(super) fn label(&mut self, x: i32, y: i32, side: Side, text: &str, ink: Ink) {
+        self.text(x, y, side, text, ink, "");
     }
 
     /// The same in bold, beginning at `x`.
-    pub(super) fn heading(&self, x: i32, y: i32, text: &str, ink: Ink) -> Result<(), Trouble> {
-        self.root.draw(&Text::new(text.to_owned(), (x, y), style(Side::Right, ink, FontStyle::Bold)))
+    pub(super) fn heading(&mut self, x: i32, y: i32, text: &str, ink: Ink) {
+        self.text(x, y, Side::Right, text, ink, " font-weight=\"bold\"");
+    }
+
+    fn text(&mut self, x: i32, y: i32, side: Side, text: &str, ink: Ink, more: &str) {
+        let anchor = match side {
+            Side::Left => "end",
+            Side::Middle => "middle",
+            Side::Right => "start",
+        };
+        let (text, ink) = (escaped(text), ink.name());
+        self.add(format_args!(
+            "<text x=\"{x}\" y=\"{y}\" dy=\"0.5ex\" text-anchor=\"{anchor}\" font-size=\"13\"{more} fill=\"var(--{ink})\">\
+             {text}</text>"
+        ));
     }
 }
 
-fn style(side: Side, ink: Ink, weight: FontStyle) -> TextStyle<'static> {
-    let anchor = match side {
-        Side::Left => HPos::Right,
-        Side::Middle => HPos::Center,
-        Side::Right => HPos::Left,
-    };
-    let font = ("sans-serif", FONT_SIZE, weight).into_font();
-    TextStyle { font, color: ink.color().to_backend_color(), pos: Pos::new(anchor, VPos::Center) }
+/// How much a filled shape covers what is behind it, as an attribute.
+fn opacity(strength: f64) -> String {
+    if strength < 1.0 { format!(" opacity=\"{strength}\"") } else { String::new() }
 }
 
 /// Round numbers from 0 to at most `max`, about `count` of them: steps of 1, 2 or 5 times a power of ten.
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_is_drawn_for_both_widths_with_no_colour_of_its_own() {
+    fn a_chart_is_drawn_for_both_widths_with_colours_of_the_style_sheet() {
         let axes = |wide: bool, _| Axes {
             x: 0.0..1.0,
             y: 0.0..1.0,
@@ -303,14 +301,14 @@ mod tests {
             height: if wide { 100 } else { 200 },
         };
         let svg = both("a \"title\" <b>", axes, |canvas| {
-            canvas.dot(0.5, 0.5, 4, Ink::Read)?;
-            canvas.dashes([(0.0, 0.0), (1.0, 1.0)], Ink::Limit, 2)?;
-            canvas.area(vec![(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)], Ink::Step(5), 0.5)
-        })
-        .unwrap();
+            assert_eq!((canvas.pixel(0.0, 0.0).0, canvas.pixel(1.0, 1.0).1), (10, 10));
+            canvas.dot(0.5, 0.5, 4, Ink::Read);
+            canvas.dashes([(0.0, 0.0), (1.0, 1.0)], Ink::Limit, 2);
+            canvas.area(&[(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)], Ink::Step(5), 0.5);
+        });
         assert_eq!((svg.matches("<svg ").count(), svg.matches("</svg>").count()), (2, 2), "{svg}");
         assert!(svg.contains("viewBox=\"0 0 1080 100\"") && svg.contains("viewBox=\"0 0 344 200\""), "{svg}");
-        assert!(svg.contains("var(--read)") && svg.contains("var(--step5)") && !svg.contains("FEED"), "{svg}");
+        assert!(svg.contains("var(--read)") && svg.contains("var(--step5)"), "{svg}");
         assert!(svg.contains("&lt;half&gt;") && svg.contains("a &quot;title&quot; &lt;b&gt;"), "{svg}");
     }
 }

@@ -1,13 +1,12 @@
 //! Charts over states and settings: every load of every state as a dot, and what each setting of a stage reached.
 
 use std::collections::BTreeSet;
-use std::io;
 
 use vramp_bench::{BenchReport, Spread, StageBench, State, Trial};
 
 use super::super::super::text;
 use super::super::labels;
-use super::canvas::{self, Axes, Canvas, Ink, Trouble, ticks};
+use super::canvas::{self, Axes, Canvas, Ink, ticks};
 use super::markup::{Mark, legend};
 use super::stages::{rate_of_tick, times};
 
@@ -21,7 +20,7 @@ const LEAST_PLACES: usize = 3;
 const FEW: usize = 3;
 
 /// All loads of all states against T.
-pub(super) fn loads(report: &BenchReport) -> io::Result<String> {
+pub(super) fn loads(report: &BenchReport) -> String {
     let seconds = report.states.iter().flat_map(|state| &state.loads).map(|load| load.seconds);
     let predicted = report.states.iter().map(|state| state.prediction.seconds);
     let most = seconds.chain(predicted).fold(1e-9, f64::max) * 1.04;
@@ -35,30 +34,30 @@ pub(super) fn loads(report: &BenchReport) -> io::Result<String> {
         height: ROW * count + 28,
     };
     let chart = canvas::both("Every load, cold and warm, against its T", axes, |canvas| {
-        report.states.iter().enumerate().try_for_each(|(at, state)| paint_loads(canvas, state, at, count))
-    })?;
+        report.states.iter().enumerate().for_each(|(at, state)| paint_loads(canvas, state, at, count));
+    });
     let marks = legend(&[
         (Mark::Dot, Ink::Read, "a load".to_owned()),
         (Mark::Line, Ink::Text, "their median".to_owned()),
         (Mark::Dashes, Ink::Limit, "T".to_owned()),
     ]);
-    Ok(marks + &chart)
+    marks + &chart
 }
 
-fn paint_loads(canvas: &Canvas<'_, '_>, state: &State, at: usize, count: u32) -> Result<(), Trouble> {
+fn paint_loads(canvas: &mut Canvas, state: &State, at: usize, count: u32) {
     let middle = f64::from(count) - text::as_f64(at as u64) - 0.68;
     let top = canvas.pixel(0.0, f64::from(count) - text::as_f64(at as u64)).1;
     let median = state.seconds().map_or("none".to_owned(), |it| text::seconds(it.median));
     let said =
         format!("{}: median {median}, T = {}", labels::state(state.state), text::seconds(state.prediction.seconds));
-    canvas.heading(8, top + 11, &said, Ink::Text)?;
+    canvas.heading(8, top + 11, &said, Ink::Text);
     if let Some(spread) = state.seconds() {
-        canvas.line([(spread.min, middle), (spread.max, middle)], Ink::Muted, 1)?;
-        canvas.line([(spread.median, middle - 0.2), (spread.median, middle + 0.2)], Ink::Text, 3)?;
+        canvas.line([(spread.min, middle), (spread.max, middle)], Ink::Muted, 1);
+        canvas.line([(spread.median, middle - 0.2), (spread.median, middle + 0.2)], Ink::Text, 3);
     }
     let predicted = state.prediction.seconds;
-    canvas.dashes([(predicted, middle - 0.28), (predicted, middle + 0.28)], Ink::Limit, 2)?;
-    state.loads.iter().try_for_each(|load| canvas.dot(load.seconds, middle, 4, Ink::Read))
+    canvas.dashes([(predicted, middle - 0.28), (predicted, middle + 0.28)], Ink::Limit, 2);
+    state.loads.iter().for_each(|load| canvas.dot(load.seconds, middle, 4, Ink::Read));
 }
 
 // ---- settings
@@ -77,7 +76,7 @@ struct Series<'a> {
 }
 
 /// A chart for each way of a stage that was tried at several settings; empty where there is nothing to compare.
-pub(super) fn survey(stage: &StageBench) -> io::Result<String> {
+pub(super) fn survey(stage: &StageBench) -> String {
     let ways = distinct(stage.trials.iter().map(|trial| trial.setting.way.as_str()));
     let most = stage.trials.iter().filter_map(Trial::rates).map(|rates| rates.max).fold(0.0, f64::max) * 1.06;
     let mut out = String::new();
@@ -90,9 +89,9 @@ pub(super) fn survey(stage: &StageBench) -> io::Result<String> {
         let title = format!("{name}, {way}{only}: rate by {}", across.by());
         out.push_str(&format!("<h4>{}</h4>\n", super::markup::escaped(&title)));
         out.push_str(&names(&series));
-        out.push_str(&chart(&title, across, &series, most, stage.best())?);
+        out.push_str(&chart(&title, across, &series, most, stage.best()));
     }
-    Ok(out)
+    out
 }
 
 /// Each once, in the order of their first appearance.
@@ -161,7 +160,7 @@ fn doublings(place: u64) -> f64 {
     text::as_f64(place.max(1)).log2()
 }
 
-fn chart(title: &str, across: Across, series: &[Series<'_>], most: f64, best: Option<&Trial>) -> io::Result<String> {
+fn chart(title: &str, across: Across, series: &[Series<'_>], most: f64, best: Option<&Trial>) -> String {
     let places: BTreeSet<u64> = series.iter().flat_map(|line| &line.points).map(|point| point.0).collect();
     let (first, last) =
         (places.first().map_or(0.0, |it| doublings(*it)), places.last().map_or(1.0, |it| doublings(*it)));
@@ -197,27 +196,27 @@ fn names(series: &[Series<'_>]) -> String {
     if series.len() > 1 { legend(&series.iter().enumerate().map(entry).collect::<Vec<_>>()) } else { String::new() }
 }
 
-fn paint_survey(canvas: &Canvas<'_, '_>, series: &[Series<'_>], best: Option<&Trial>) -> Result<(), Trouble> {
+fn paint_survey(canvas: &mut Canvas, series: &[Series<'_>], best: Option<&Trial>) {
     for (at, line) in series.iter().enumerate() {
         let ink = if series.len() > 1 { Ink::step(at, series.len()) } else { Ink::Read };
-        paint_line(canvas, line, ink, series.len() <= FEW)?;
+        paint_line(canvas, line, ink, series.len() <= FEW);
         let chosen = line.points.iter().find(|(_, trial)| best.is_some_and(|best| std::ptr::eq(best, *trial)));
         if let Some((place, rates)) = chosen.and_then(|(place, trial)| Some((place, trial.rates()?))) {
-            canvas.ring(doublings(*place), rates.median, 9, Ink::Limit)?;
+            canvas.ring(doublings(*place), rates.median, 9, Ink::Limit);
         }
     }
-    Ok(())
 }
 
 /// A line through the medians, with lines from the least to the most where they can be told apart.
-fn paint_line(canvas: &Canvas<'_, '_>, line: &Series<'_>, ink: Ink, ranges: bool) -> Result<(), Trouble> {
+fn paint_line(canvas: &mut Canvas, line: &Series<'_>, ink: Ink, ranges: bool) {
     let points: Vec<(f64, Spread)> =
         line.points.iter().filter_map(|(place, trial)| Some((doublings(*place), trial.rates()?))).collect();
     for (x, rates) in points.iter().filter(|_| ranges) {
-        canvas.line([(*x, rates.min), (*x, rates.max)], ink, 1)?;
+        canvas.line([(*x, rates.min), (*x, rates.max)], ink, 1);
     }
-    canvas.path(points.iter().map(|(x, rates)| (*x, rates.median)).collect(), ink, 2)?;
-    points.iter().try_for_each(|(x, rates)| canvas.dot(*x, rates.median, 3, ink))
+    let medians: Vec<_> = points.iter().map(|(x, rates)| (*x, rates.median)).collect();
+    canvas.path(&medians, ink, 2);
+    medians.into_iter().for_each(|(x, median)| canvas.dot(x, median, 3, ink));
 }
 
 #[cfg(test)]
@@ -235,9 +234,9 @@ mod tests {
         let (across, lines) = series(&touch).unwrap();
         assert!(across == Across::AtOnce && lines.len() == 1 && lines[0].points.len() == 3);
         assert!(series(&touch[..1]).is_none());
-        let drawn = survey(&stages[0]).unwrap();
+        let drawn = survey(&stages[0]);
         assert_eq!(drawn.matches("<svg ").count(), 4, "two ways, two widths each");
-        assert_eq!(survey(&stages[2]).unwrap(), "");
+        assert_eq!(survey(&stages[2]), "");
         assert!(series(&touch[..2]).is_none(), "two points are a table");
         let quick: Vec<&Trial> = trials.iter().copied().filter(|it| it.setting.block_bytes >= 8 << 20).collect();
         let (across, lines) = series(&quick).unwrap();

@@ -8,8 +8,6 @@ mod downsample;
 mod markup;
 mod stages;
 
-use std::io;
-
 use vramp_bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
 
 use super::super::text;
@@ -22,7 +20,7 @@ const STYLE: &str = include_str!("report.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// The whole document.
-pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> io::Result<String> {
+pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> String {
     let title = escaped(&format!("vramp bench: {}", labels::name(report)));
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -34,18 +32,18 @@ pub(crate) fn document(report: &BenchReport, tuning: Option<&Tuning>) -> io::Res
     out.push_str("<main>\n");
     out.push_str(&tiles(report));
     if !report.states.is_empty() {
-        out.push_str(&compared(report)?);
+        out.push_str(&compared(report));
     }
     for state in &report.states {
-        out.push_str(&of_state(state)?);
+        out.push_str(&of_state(state));
     }
     out.extend(tuning.map(tuned));
-    out.push_str(&surveys(&report.stages)?);
+    out.push_str(&surveys(&report.stages));
     out.push_str(&environment(report));
     out.push_str("</main>\n");
     out.push_str(&footer(report));
     out.push_str("</body>\n</html>\n");
-    Ok(out)
+    out
 }
 
 fn header(report: &BenchReport) -> String {
@@ -131,7 +129,7 @@ fn capitalised(said: &str) -> String {
 
 // ---- the loads
 
-fn compared(report: &BenchReport) -> io::Result<String> {
+fn compared(report: &BenchReport) -> String {
     let mut rows = Vec::new();
     for state in &report.states {
         for (round, load) in state.loads.iter().enumerate() {
@@ -150,18 +148,18 @@ fn compared(report: &BenchReport) -> io::Result<String> {
     let headings =
         ["state", "#load", "#seconds", "#rate", "#times T", "#set-up, apart", "#cached before", "#cached after"];
     let loads = table("Every load, in the order of time", headings, &rows);
-    Ok(format!(
+    format!(
         "<h2>Cold against warm</h2>\n<section class=\"card\">{}{}</section>\n",
-        compare::loads(report)?,
+        compare::loads(report),
         folded("Every load as a table", &loads)
-    ))
+    )
 }
 
 fn share(shares: &[f64], round: usize) -> String {
     shares.get(round).map_or("-".to_owned(), |share| text::percent(*share))
 }
 
-fn of_state(state: &State) -> io::Result<String> {
+fn of_state(state: &State) -> String {
     let name = match (state.state, state.proof.proven) {
         (CacheState::Cold, true) => "Cold: nothing of the files in the page cache",
         (CacheState::Warm, true) => "Warm: all of the files in the page cache",
@@ -170,20 +168,20 @@ fn of_state(state: &State) -> io::Result<String> {
     };
     let mut out =
         format!("<h2>{name}</h2>\n<section class=\"card\"><h3>What each stage needs, and what the loads took</h3>\n");
-    out.push_str(&stages::bars(state)?);
+    out.push_str(&stages::bars(state));
     out.push_str(&ceilings(state));
     out.push_str(&paragraph("hint", &format!("Page cache {}.", labels::proof(state))));
     out.push_str("</section>\n");
     if !state.timeline.is_empty() {
         out.push_str(&format!(
             "<section class=\"card\"><h3>What happened when, in the median load</h3>\n{}{}<h3>Bytes per second in that load</h3>\n{}{}</section>\n",
-            stages::timeline(state)?,
+            stages::timeline(state),
             paragraph("hint", "Short events are drawn together: the height of a piece is the share of its time that was busy."),
-            stages::throughput(state)?,
+            stages::throughput(state),
             folded("The lanes as a table", &lanes(state)),
         ));
     }
-    Ok(out)
+    out
 }
 
 fn ceilings(state: &State) -> String {
@@ -243,15 +241,15 @@ fn tuned(tuning: &Tuning) -> String {
 
 // ---- the stages alone
 
-fn surveys(stages: &[StageBench]) -> io::Result<String> {
+fn surveys(stages: &[StageBench]) -> String {
     if stages.is_empty() {
-        return Ok(String::new());
+        return String::new();
     }
     let mut out = String::from("<h2>Each stage alone</h2>\n");
     for stage in stages.iter().filter(|stage| stage.skipped.is_none()) {
         out.push_str(&format!("<section class=\"card\"><h3>{}</h3>\n", capitalised(labels::stage(stage.stage))));
         out.push_str(&paragraph("hint", &format!("{}.", capitalised(labels::stage_meaning(stage.stage)))));
-        out.push_str(&survey(stage)?);
+        out.push_str(&survey(stage));
         out.push_str("</section>\n");
     }
     let skipped = labels::skipped(stages);
@@ -260,13 +258,13 @@ fn surveys(stages: &[StageBench]) -> io::Result<String> {
         out.extend(skipped.iter().map(|(names, why)| paragraph("", &format!("{}: {why}.", capitalised(names)))));
         out.push_str("</section>\n");
     }
-    Ok(out)
+    out
 }
 
-fn survey(stage: &StageBench) -> io::Result<String> {
+fn survey(stage: &StageBench) -> String {
     let best = stage.best().and_then(|trial| Some((labels::samples(&trial.samples)?, labels::setting(&trial.setting))));
     let best = best.map(|(rate, setting)| paragraph("", &format!("Best: {rate} at {setting}.")));
-    let charts = compare::survey(stage)?;
+    let charts = compare::survey(stage);
     let rows: Vec<[String; 4]> = stage
         .trials
         .iter()
@@ -286,7 +284,7 @@ fn survey(stage: &StageBench) -> io::Result<String> {
     } else {
         all
     };
-    Ok(best.unwrap_or_default() + &charts + &hint + &all)
+    best.unwrap_or_default() + &charts + &hint + &all
 }
 
 // ---- the machine

@@ -1,12 +1,10 @@
 //! The charts of one state: how long each stage needs alone against what the loads took, what happened when, how fast it went.
 
-use std::io;
-
 use vramp_bench::{State, TimelineEvent};
 
 use super::super::super::text;
 use super::super::labels;
-use super::canvas::{self, Axes, Canvas, Ink, Side, Trouble, ticks};
+use super::canvas::{self, Axes, Canvas, Ink, Side, ticks};
 use super::downsample::{self, Piece};
 use super::markup::{Mark, legend};
 
@@ -32,7 +30,7 @@ struct Row {
 }
 
 /// Each stage as a bar in seconds, the loads as a line.
-pub(super) fn bars(state: &State) -> io::Result<String> {
+pub(super) fn bars(state: &State) -> String {
     let rows = rows(state);
     let loads = state.seconds();
     let most =
@@ -50,8 +48,8 @@ pub(super) fn bars(state: &State) -> io::Result<String> {
         "Seconds that each stage of a {} load needs alone, and what the loads took",
         labels::state(state.state)
     );
-    let chart = canvas::both(&title, axes, |canvas| paint_bars(canvas, state, &rows))?;
-    Ok(bars_legend(state) + &chart)
+    let chart = canvas::both(&title, axes, |canvas| paint_bars(canvas, state, &rows));
+    bars_legend(state) + &chart
 }
 
 fn rows(state: &State) -> Vec<Row> {
@@ -67,33 +65,34 @@ fn rows(state: &State) -> Vec<Row> {
     rows
 }
 
-fn paint_bars(canvas: &Canvas<'_, '_>, state: &State, rows: &[Row]) -> Result<(), Trouble> {
+fn paint_bars(canvas: &mut Canvas, state: &State, rows: &[Row]) {
     for (at, row) in rows.iter().enumerate() {
         let top = canvas.pixel(0.0, text::as_f64((rows.len() - at) as u64)).1;
         let (from, to) = (canvas.pixel(row.from, 0.0).0, canvas.pixel(row.to, 0.0).0);
         let ink = if row.limit { Ink::Limit } else { Ink::Bar };
-        canvas.box_at((from, top + 23), (to, top + 23 + BAR), ink, 1.0)?;
+        canvas.box_at((from, top + 23), (to, top + 23 + BAR), ink, 1.0);
         let write = if row.limit { Canvas::heading } else { beside };
-        write(canvas, canvas.pixel(0.0, 0.0).0, top + 11, &row.said, Ink::Text)?;
-        paint_ends(canvas, state, top + 20, top + 26 + BAR)?;
+        let left = canvas.pixel(0.0, 0.0).0;
+        write(canvas, left, top + 11, &row.said, Ink::Text);
+        paint_ends(canvas, state, top + 20, top + 26 + BAR);
     }
-    Ok(())
 }
 
 /// T and the loads across one bar: the text between the bars stays free of them.
-fn paint_ends(canvas: &Canvas<'_, '_>, state: &State, top: i32, bottom: i32) -> Result<(), Trouble> {
-    let at = |seconds: f64| canvas.pixel(seconds, 0.0).0;
-    let predicted = at(state.prediction.seconds);
+fn paint_ends(canvas: &mut Canvas, state: &State, top: i32, bottom: i32) {
+    let at = |canvas: &Canvas, seconds: f64| canvas.pixel(seconds, 0.0).0;
+    let predicted = at(canvas, state.prediction.seconds);
     for dash in (top..bottom).step_by(7) {
-        canvas.box_at((predicted - 1, dash), (predicted + 1, (dash + 4).min(bottom)), Ink::Limit, 1.0)?;
+        canvas.box_at((predicted - 1, dash), (predicted + 1, (dash + 4).min(bottom)), Ink::Limit, 1.0);
     }
-    let Some(spread) = state.seconds() else { return Ok(()) };
-    canvas.box_at((at(spread.min), top), (at(spread.max), bottom), Ink::Text, 0.14)?;
-    canvas.box_at((at(spread.median) - 1, top), (at(spread.median) + 1, bottom), Ink::Text, 1.0)
+    let Some(spread) = state.seconds() else { return };
+    let [min, median, max] = [spread.min, spread.median, spread.max].map(|seconds| at(canvas, seconds));
+    canvas.box_at((min, top), (max, bottom), Ink::Text, 0.14);
+    canvas.box_at((median - 1, top), (median + 1, bottom), Ink::Text, 1.0);
 }
 
-fn beside(canvas: &Canvas<'_, '_>, x: i32, y: i32, said: &str, ink: Ink) -> Result<(), Trouble> {
-    canvas.label(x, y, Side::Right, said, ink)
+fn beside(canvas: &mut Canvas, x: i32, y: i32, said: &str, ink: Ink) {
+    canvas.label(x, y, Side::Right, said, ink);
 }
 
 fn bars_legend(state: &State) -> String {
@@ -130,7 +129,7 @@ fn text_of_tick(tick: f64, most: f64) -> String {
 // ---- what happened when
 
 /// Who did what when in the median load.
-pub(super) fn timeline(state: &State) -> io::Result<String> {
+pub(super) fn timeline(state: &State) -> String {
     let (lanes, more) = downsample::lanes(&state.timeline);
     let end = end_of(&state.timeline);
     let count = u32::try_from(lanes.len()).unwrap_or(1);
@@ -146,12 +145,12 @@ pub(super) fn timeline(state: &State) -> io::Result<String> {
         "What happened when in the median {} load, a lane for each reader and upload",
         labels::state(state.state)
     );
-    let chart = canvas::both(&title, axes, |canvas| paint_timeline(canvas, &lanes, end))?;
+    let chart = canvas::both(&title, axes, |canvas| paint_timeline(canvas, &lanes, end));
     let rest = if more > 0 { format!("{more} more lanes are not shown.") } else { String::new() };
-    Ok(timeline_legend(&state.timeline, &rest) + &chart)
+    timeline_legend(&state.timeline, &rest) + &chart
 }
 
-fn paint_timeline(canvas: &Canvas<'_, '_>, lanes: &[(&str, Vec<&TimelineEvent>)], end: f64) -> Result<(), Trouble> {
+fn paint_timeline(canvas: &mut Canvas, lanes: &[(&str, Vec<&TimelineEvent>)], end: f64) {
     let plot = canvas.pixel(end, 0.0).0 - canvas.pixel(0.0, 0.0).0;
     let most = if canvas.wide { MOST_PIECES[0] } else { MOST_PIECES[1] };
     let pieces = downsample::pieces(lanes, 2.0 * end / f64::from(plot.max(1)), most);
@@ -159,19 +158,18 @@ fn paint_timeline(canvas: &Canvas<'_, '_>, lanes: &[(&str, Vec<&TimelineEvent>)]
     for (at, ((name, _), pieces)) in lanes.iter().zip(&pieces).enumerate() {
         let (left, bottom) = canvas.pixel(0.0, count - 1.0 - text::as_f64(at as u64));
         let middle = bottom - i32::try_from(LANE).unwrap_or(0) / 2;
-        canvas.label(left - 8, middle, Side::Left, &shortened(name, canvas.wide), Ink::Muted)?;
-        pieces.iter().try_for_each(|piece| paint_piece(canvas, piece, bottom))?;
+        canvas.label(left - 8, middle, Side::Left, &shortened(name, canvas.wide), Ink::Muted);
+        pieces.iter().for_each(|piece| paint_piece(canvas, piece, bottom));
     }
-    Ok(())
 }
 
 /// As high as it was busy; an event of its own has a gap to its neighbour where it is wide enough for one.
-fn paint_piece(canvas: &Canvas<'_, '_>, piece: &Piece<'_>, bottom: i32) -> Result<(), Trouble> {
+fn paint_piece(canvas: &mut Canvas, piece: &Piece<'_>, bottom: i32) {
     let (from, to) = (canvas.pixel(piece.start, 0.0).0, canvas.pixel(piece.end, 0.0).0);
     let to = if to - from > 3 && !piece.is_joined() { to - 1 } else { to };
     #[allow(clippy::cast_possible_truncation)] // at most the height of a lane
     let height = ((f64::from(LANE) - 4.0) * piece.share()).round().max(2.0) as i32;
-    canvas.box_at((from, bottom - 2 - height), (to, bottom - 2), ink_of(piece.name), 1.0)
+    canvas.box_at((from, bottom - 2 - height), (to, bottom - 2), ink_of(piece.name), 1.0);
 }
 
 /// The name of a lane as far as there is room: narrow, without its route.
@@ -219,7 +217,7 @@ const MOVES: [(&str, &str, Ink); 3] =
     [("read", "reads", Ink::Read), ("upload", "uploads", Ink::Upload), ("copy", "copies", Ink::Upload)];
 
 /// Bytes per second while the median load ran, against the limits.
-pub(super) fn throughput(state: &State) -> io::Result<String> {
+pub(super) fn throughput(state: &State) -> String {
     let end = end_of(&state.timeline);
     let bound = state.prediction.bytes_per_second;
     let highest = PARTS.into_iter().flat_map(|parts| rates(state, end, parts)).flat_map(|(_, rates)| rates);
@@ -233,10 +231,10 @@ pub(super) fn throughput(state: &State) -> io::Result<String> {
         height: if wide { 260 } else { 220 },
     };
     let title = format!("Bytes per second while the median {} load ran", labels::state(state.state));
-    let chart = canvas::both(&title, axes, |canvas| paint_rates(canvas, state, end, bound))?;
+    let chart = canvas::both(&title, axes, |canvas| paint_rates(canvas, state, end, bound));
     let mut entries: Vec<_> = moves(state).map(|(_, names, ink)| (Mark::Block, ink, names.to_owned())).collect();
     entries.push((Mark::Dashes, Ink::Limit, format!("the limit: {}", labels::limit(state.prediction.bound_by, bound))));
-    Ok(legend(&entries) + &chart)
+    legend(&entries) + &chart
 }
 
 fn moves(state: &State) -> impl Iterator<Item = (&'static str, &'static str, Ink)> {
@@ -250,7 +248,7 @@ fn rates(state: &State, end: f64, parts: usize) -> Vec<(Ink, Vec<f64>)> {
     moves(state).map(|(name, _, ink)| (ink, of(name))).collect()
 }
 
-fn paint_rates(canvas: &Canvas<'_, '_>, state: &State, end: f64, bound: f64) -> Result<(), Trouble> {
+fn paint_rates(canvas: &mut Canvas, state: &State, end: f64, bound: f64) {
     let parts = if canvas.wide { PARTS[0] } else { PARTS[1] };
     for (ink, rates) in rates(state, end, parts) {
         let width = end / text::as_f64(parts as u64);
@@ -260,10 +258,11 @@ fn paint_rates(canvas: &Canvas<'_, '_>, state: &State, end: f64, bound: f64) -> 
         });
         let steps: Vec<_> = steps.collect();
         let ends = [(end, 0.0), (0.0, 0.0)];
-        canvas.area(steps.iter().copied().chain(ends).collect(), ink, 0.22)?;
-        canvas.path(steps, ink, 2)?;
+        let area: Vec<_> = steps.iter().copied().chain(ends).collect();
+        canvas.area(&area, ink, 0.22);
+        canvas.path(&steps, ink, 2);
     }
-    canvas.dashes([(0.0, bound), (end, bound)], Ink::Limit, 2)
+    canvas.dashes([(0.0, bound), (end, bound)], Ink::Limit, 2);
 }
 
 /// A rate as a tick of an axis.

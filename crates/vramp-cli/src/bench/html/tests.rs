@@ -37,7 +37,7 @@ fn is_nested(document: &str) -> bool {
 
 #[test]
 fn every_chart_has_marks_a_title_and_both_widths() {
-    let document = document(&sample::report(), Some(&sample::tuning())).unwrap();
+    let document = document(&sample::report(), Some(&sample::tuning()));
     let charts = charts(&document);
     // One of all loads; bars, timeline and rates of two states; two ways of storage and one of first touch.
     assert_eq!(charts.len(), 2 * (1 + 2 * 3 + 3));
@@ -51,8 +51,8 @@ fn every_chart_has_marks_a_title_and_both_widths() {
 
 #[test]
 fn it_fetches_and_runs_nothing_and_names_become_no_markup() {
-    let document = document(&sample::report(), Some(&sample::tuning())).unwrap();
-    for word in ["<script", "http://", "https://", "url(", "@import", "src=", "href=", "onload", "\x1b", "FEED"] {
+    let document = document(&sample::report(), Some(&sample::tuning()));
+    for word in ["<script", "http://", "https://", "url(", "@import", "src=", "href=", "onload", "\x1b"] {
         assert!(!document.contains(word), "{word}");
     }
     assert!(document.contains("&lt;script&gt;alert(1)&lt;/script&gt;&amp;\\u{1b}[31m"));
@@ -61,7 +61,7 @@ fn it_fetches_and_runs_nothing_and_names_become_no_markup() {
 
 #[test]
 fn every_colour_that_is_used_is_defined_for_light_and_dark() {
-    let document = document(&sample::report(), Some(&sample::tuning())).unwrap();
+    let document = document(&sample::report(), Some(&sample::tuning()));
     for used in document.split("var(--").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name) {
         let defined = STYLE.matches(&format!("--{used}:")).count();
         assert!(defined == 2 || used == "c" && defined == 0, "{used} is defined {defined} times");
@@ -81,7 +81,7 @@ fn a_hundred_thousand_events_make_no_large_file() {
         };
         state.timeline = (0..100_000).map(event).collect();
     }
-    let bytes = document(&report, None).unwrap().len();
+    let bytes = document(&report, None).len();
     assert!(bytes < 1 << 20, "{bytes}");
 }
 
@@ -97,10 +97,10 @@ fn a_report_of_nothing_is_a_document_all_the_same() {
         state.proof.proven = false;
         state.proof.before.clear();
     }
-    let document_of_none = document(&report, None).unwrap();
+    let document_of_none = document(&report, None);
     assert!(is_nested(&document_of_none) && document_of_none.contains("NOT proved"));
     report.states.iter_mut().for_each(|state| state.timeline.clear());
-    assert!(is_nested(&document(&report, None).unwrap()));
+    assert!(is_nested(&document(&report, None)));
     (report.states, report.stages, report.warnings) = (Vec::new(), Vec::new(), Vec::new());
-    assert!(is_nested(&document(&report, None).unwrap()));
+    assert!(is_nested(&document(&report, None)));
 }
