@@ -6,19 +6,7 @@ use super::Prepared;
 use super::trace::Tracer;
 use crate::os;
 use crate::report::{MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
-use crate::storage::{Fallback, Route};
-
-/// The lane of reads past the page cache, by its index.
-pub(super) const DIRECT: usize = 0;
-
-/// The lane of reads through the page cache, by its index.
-pub(super) const CACHED: usize = 1;
-
-/// The lane of reads that the device makes itself, by its index.
-pub(super) const GPU_DIRECT: usize = 2;
-
-/// Number of lanes.
-pub(super) const LANES: usize = 3;
+use crate::storage::{Fallback, Lane, Route};
 
 /// A share of the time from which on something is at work "most" of it.
 const MOSTLY: f64 = 0.75;
@@ -36,7 +24,7 @@ pub(super) struct Meter {
     uploads: usize,
     uploading_since: f64,
     /// Wall-clock seconds in which each lane had something in flight.
-    pub(super) lanes: [f64; LANES],
+    pub(super) lanes: [f64; Lane::COUNT],
     /// Who is told what happened when.
     pub(super) tracer: Tracer,
 }
@@ -54,7 +42,7 @@ impl Meter {
             last_upload: 0.0,
             uploads: 0,
             uploading_since: 0.0,
-            lanes: [0.0; LANES],
+            lanes: [0.0; Lane::COUNT],
             tracer,
         }
     }

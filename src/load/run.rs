@@ -12,30 +12,22 @@ use std::time::{Duration, Instant};
 
 use super::files::Files;
 use super::loading::Readiness;
-use super::meter::{CACHED, DIRECT, GPU_DIRECT, LANES, Meter};
+use super::meter::Meter;
 use super::trace::{Span, TraceLane};
 use super::{Engine, TransferOptions};
 use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
 use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::plan::{Landing, LoadPlan, PlacedPiece, Transfer};
-use crate::storage::{Completed, Read, ReadQueue, Route, Target};
+use crate::storage::{Completed, Lane, Read, ReadQueue, Target};
 
 /// Transfers of one kind of route, in order; the kinds run side by side.
 #[derive(Default)]
-struct Lane {
+struct LaneState {
     pending: VecDeque<usize>,
     in_flight: usize,
     active_since: Option<Instant>,
     active: Duration,
-}
-
-fn lane_of(route: Route) -> usize {
-    match route {
-        Route::Direct => DIRECT,
-        Route::GpuDirect => GPU_DIRECT,
-        Route::Buffered | Route::Mapped => CACHED,
-    }
 }
 
 /// A staging buffer on its way to the device.
@@ -55,7 +47,7 @@ pub(super) struct Run<'a> {
     /// The regions of all transfers in the plan's order; those of transfer `i` start at `first_region[i]`.
     regions: Vec<Option<Region>>,
     first_region: Vec<usize>,
-    lanes: [Lane; LANES],
+    lanes: [LaneState; Lane::COUNT],
     lane_depth: usize,
     uploads: VecDeque<Uploading>,
     /// Finite numbers that became infinite, by tensor.
@@ -76,11 +68,11 @@ impl<'a> Run<'a> {
         meter: &'a mut Meter,
         readiness: Option<&'a Readiness>,
     ) -> Run<'a> {
-        let mut lanes: [Lane; LANES] = Default::default();
+        let mut lanes: [LaneState; Lane::COUNT] = Default::default();
         let mut first_region = Vec::with_capacity(plan.transfers.len());
         let mut next = 0;
         for (index, transfer) in plan.transfers.iter().enumerate() {
-            lanes[lane_of(transfer.route)].pending.push_back(index);
+            lanes[transfer.route.lane().index()].pending.push_back(index);
             first_region.push(next);
             next += match &transfer.landing {
                 Landing::InPlace { .. } => 1,
@@ -145,7 +137,7 @@ impl<'a> Run<'a> {
     }
 
     fn submit_all(&mut self) {
-        for lane in 0..LANES {
+        for lane in 0..Lane::COUNT {
             while self.error.is_none() && self.lanes[lane].in_flight < self.lane_depth && self.submit_next(lane, false)
             {
             }
@@ -154,7 +146,7 @@ impl<'a> Run<'a> {
 
     /// With nothing in flight, the limit on open shards must not stop the load.
     fn submit_one_at_any_cost(&mut self) -> bool {
-        (0..LANES).any(|lane| self.submit_next(lane, true))
+        (0..Lane::COUNT).any(|lane| self.submit_next(lane, true))
     }
 
     /// Submits the next transfer of a lane, if there is one and what it needs is free.
@@ -210,7 +202,7 @@ impl<'a> Run<'a> {
         let Some(transfer) = self.plan.transfers.get(id) else {
             return self.fail(Error::Poisoned { what: "the read queue answered what was not asked" });
         };
-        self.lanes[lane_of(transfer.route)].ended();
+        self.lanes[transfer.route.lane().index()].ended();
         let route = match outcome {
             Ok(route) => route,
             Err(error) => {
@@ -337,7 +329,7 @@ fn converted_bytes(transfer: &Transfer) -> u64 {
     converted.map(|placed| placed.piece.taken()).sum()
 }
 
-impl Lane {
+impl LaneState {
     fn began(&mut self) {
         if self.in_flight == 0 {
             self.active_since = Some(Instant::now());

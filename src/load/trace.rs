@@ -64,10 +64,7 @@ impl fmt::Display for TracePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.number;
         match self.lane {
-            TraceLane::Reader(Route::Direct) => write!(f, "reader {number}, direct"),
-            TraceLane::Reader(Route::Buffered) => write!(f, "reader {number}, buffered"),
-            TraceLane::Reader(Route::Mapped) => write!(f, "reader {number}, mapped"),
-            TraceLane::Reader(Route::GpuDirect) => write!(f, "reader {number}, gpu-direct"),
+            TraceLane::Reader(route) => write!(f, "reader {number}, {route}"),
             TraceLane::Upload => write!(f, "upload {number}"),
             TraceLane::Copy => write!(f, "copy {number}"),
             TraceLane::Loop => f.write_str("loop"),

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Fallbacks, Limits, OpenFile, Route, Source};
+use super::{DeviceSource, Fallbacks, Limits, OpenFile, Route, Source};
 use crate::device::{DirectFile, DirectReads, Region};
 use crate::error::{Error, Result};
 use crate::memory::staging::{StagingBuffer, StagingPool};
@@ -151,6 +151,12 @@ impl Source for GpuDirectSource {
         self.ordinary.read_at(offset, target)
     }
 
+    fn as_device_source(&self) -> Option<&dyn DeviceSource> {
+        Some(self)
+    }
+}
+
+impl DeviceSource for GpuDirectSource {
     fn read_region(&self, offset: u64, len: u64, region: &mut Region) -> Result<Route> {
         if len > region.len() || offset.checked_add(len).is_none_or(|end| end > self.len()) {
             return Err(Error::Poisoned { what: "a read by the device that leaves its file or its region" });

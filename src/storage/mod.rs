@@ -15,6 +15,7 @@ mod location;
 mod mmap;
 mod queue;
 mod residency;
+mod route;
 mod uring;
 mod version;
 
@@ -31,6 +32,7 @@ pub use location::Location;
 pub use mmap::MappedFile;
 pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
 pub use residency::Residency;
+pub use route::{Lane, Route};
 pub use version::Version;
 
 use crate::device::Region;
@@ -160,21 +162,6 @@ pub struct FileSystem {
     pub memory: bool,
 }
 
-/// The way by which bytes come out of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Route {
-    /// `O_DIRECT`: from the storage device, past the page cache.
-    Direct,
-    /// `read` through the page cache.
-    Buffered,
-    /// Copied out of a read-only mapping of the page cache.
-    Mapped,
-    /// From the storage device into the memory of a GPU, past the host.
-    GpuDirect,
-}
-
 /// What a source wants of the reads it is given. Sizes are bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -218,12 +205,17 @@ pub trait Source: Send + Sync {
     /// Whatever the operating system says, and a file that ends too early: never a short read, never a signal.
     fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<Route>;
 
-    /// Fills the first `len` bytes of a region that the host may be unable to address, and says by which route they came. Only
-    /// sources of [`Route::GpuDirect`] can.
+    /// The same source as one that fills memory of a device itself, past the host, if it is one.
+    fn as_device_source(&self) -> Option<&dyn DeviceSource> {
+        None
+    }
+}
+
+/// A source of [`Route::GpuDirect`]: reads go straight into memory that the host may be unable to address.
+pub trait DeviceSource: Source {
+    /// Fills the first `len` bytes of a region, and says by which route they came.
     ///
     /// # Errors
     /// As [`Source::read_at`].
-    fn read_region(&self, _offset: u64, _len: u64, _region: &mut Region) -> Result<Route> {
-        Err(Error::Poisoned { what: "a source that fills host memory only was asked for more" })
-    }
+    fn read_region(&self, offset: u64, len: u64, region: &mut Region) -> Result<Route>;
 }

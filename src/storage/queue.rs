@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::uring::Ring;
-use super::{Fallbacks, GPU_DIRECT, Route, Source};
+use super::{Fallbacks, GPU_DIRECT, Lane, Route, Source};
 use crate::device::Region;
 use crate::error::{Error, Result};
 use crate::memory::staging::{StagingBuffer, StagingPool};
@@ -51,11 +51,9 @@ impl Read {
     /// # Errors
     /// As [`Source::read_at`]; and when the target is too short or out of the source's reach.
     pub fn fill(&self, target: &mut Target) -> Result<Route> {
-        match target {
-            Target::InPlace(region) if self.source.route() == Route::GpuDirect => {
-                self.source.read_region(self.offset, self.len as u64, region)
-            }
-            target => self.source.read_at(self.offset, target.bytes_mut(self.len)?),
+        match (self.source.as_device_source(), target) {
+            (Some(device), Target::InPlace(region)) => device.read_region(self.offset, self.len as u64, region),
+            (_, target) => self.source.read_at(self.offset, target.bytes_mut(self.len)?),
         }
     }
 }
@@ -170,10 +168,10 @@ fn likely_cause(error: &std::io::Error) -> &'static str {
 
 /// Reads served by threads, which end with the queue; direct reads by a ring where there is one.
 pub struct ThreadQueue {
-    page_cache: Arc<Lane>,
-    direct: Arc<Lane>,
-    gpu_direct: Arc<Lane>,
-    populate: Arc<Lane>,
+    page_cache: Arc<Workers>,
+    direct: Arc<Workers>,
+    gpu_direct: Arc<Workers>,
+    populate: Arc<Workers>,
     ring: Option<Arc<Ring>>,
     outlet: Outlet,
     results: Receiver<Completed>,
@@ -185,14 +183,14 @@ impl ThreadQueue {
     /// A queue of threads only.
     pub fn new(options: &QueueOptions) -> ThreadQueue {
         let (outlet, results) = Outlet::new();
-        let direct = Lane::reading("direct", options.direct_depth, &outlet);
+        let direct = Workers::reading("direct", options.direct_depth, &outlet);
         ThreadQueue::assemble(options, direct, None, outlet, results)
     }
 
     /// A queue whose direct reads go through a ring, or through threads if the kernel refuses one.
     pub fn with_ring(options: &QueueOptions, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> ThreadQueue {
         let (outlet, results) = Outlet::new();
-        let direct = Lane::reading("direct", options.direct_depth, &outlet);
+        let direct = Workers::reading("direct", options.direct_depth, &outlet);
         let ring = match Ring::start(options.direct_depth, pool, fallbacks, &outlet, &direct) {
             Ok(ring) => Some(Arc::new(ring)),
             Err(error) => {
@@ -206,19 +204,19 @@ impl ThreadQueue {
 
     fn assemble(
         options: &QueueOptions,
-        direct: Arc<Lane>,
+        direct: Arc<Workers>,
         ring: Option<Arc<Ring>>,
         outlet: Outlet,
         results: Receiver<Completed>,
     ) -> ThreadQueue {
-        let page_cache = Lane::reading("cached", options.page_cache_threads, &outlet);
-        let gpu_direct = Lane::reading("gpu", options.gpu_direct_depth, &outlet);
+        let page_cache = Workers::reading("cached", options.page_cache_threads, &outlet);
+        let gpu_direct = Workers::reading("gpu", options.gpu_direct_depth, &outlet);
         let next = Inlet { lane: Arc::clone(&direct), ring: ring.clone() };
         let populate = move |job: Job| {
             job.populate();
             next.send(job);
         };
-        let populate = Lane::new("populate", options.populate_threads, outlet.clone(), Arc::new(populate));
+        let populate = Workers::new("populate", options.populate_threads, outlet.clone(), Arc::new(populate));
         // Twice: one read waits in line for each that runs, so that nobody waits for the submitter.
         let depth = 2 * options.page_cache_threads.max(options.direct_depth).max(options.gpu_direct_depth).max(1);
         ThreadQueue { page_cache, direct, gpu_direct, populate, ring, outlet, results, in_flight: 0, depth }
@@ -233,11 +231,11 @@ impl ReadQueue for ThreadQueue {
     fn submit(&mut self, read: Read, target: Target) {
         self.in_flight += 1;
         let job = Job { read, target };
-        match (job.read.source.route(), &job.target) {
-            (Route::Direct, Target::InPlace(_)) => self.populate.send(job),
-            (Route::Direct, Target::Staging(_) | Target::Lost) => self.inlet().send(job),
-            (Route::GpuDirect, _) => self.gpu_direct.send(job),
-            (Route::Buffered | Route::Mapped, _) => self.page_cache.send(job),
+        match (job.read.source.route().lane(), &job.target) {
+            (Lane::Direct, Target::InPlace(_)) => self.populate.send(job),
+            (Lane::Direct, Target::Staging(_) | Target::Lost) => self.inlet().send(job),
+            (Lane::Device, _) => self.gpu_direct.send(job),
+            (Lane::PageCache, _) => self.page_cache.send(job),
         }
     }
 
@@ -356,7 +354,7 @@ impl Outlet {
 
 /// The way to whoever serves direct reads.
 struct Inlet {
-    lane: Arc<Lane>,
+    lane: Arc<Workers>,
     ring: Option<Arc<Ring>>,
 }
 
@@ -372,7 +370,7 @@ impl Inlet {
 type Work = Arc<dyn Fn(Job) + Send + Sync>;
 
 /// A line of jobs and the threads that serve it, started one by one as jobs come.
-pub(super) struct Lane {
+pub(super) struct Workers {
     name: &'static str,
     wanted: usize,
     outlet: Outlet,
@@ -386,16 +384,16 @@ struct LaneState {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Lane {
-    fn new(name: &'static str, wanted: usize, outlet: Outlet, work: Work) -> Arc<Lane> {
+impl Workers {
+    fn new(name: &'static str, wanted: usize, outlet: Outlet, work: Work) -> Arc<Workers> {
         let state = Mutex::new(LaneState { line: Some(unbounded()), threads: Vec::new() });
-        Arc::new(Lane { name, wanted: wanted.max(1), outlet, work, state })
+        Arc::new(Workers { name, wanted: wanted.max(1), outlet, work, state })
     }
 
     /// A lane that reads.
-    pub(super) fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Lane> {
+    pub(super) fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Workers> {
         let reader = outlet.clone();
-        Lane::new(name, wanted, outlet.clone(), Arc::new(move |job| reader.run(job)))
+        Workers::new(name, wanted, outlet.clone(), Arc::new(move |job| reader.run(job)))
     }
 
     pub(super) fn send(&self, job: Job) {
@@ -694,7 +692,7 @@ mod tests {
     #[test]
     fn a_lane_that_gets_no_thread_does_the_work_itself() {
         let (outlet, results) = Outlet::new();
-        let lane = Lane::reading("test", 1, &outlet);
+        let lane = Workers::reading("test", 1, &outlet);
         // Put in line past `send`, as if no thread could be had.
         let pool = StagingPool::new(1, 4096).unwrap();
         let source = MemoryFile::new("a", vec![7; 5000]).source(Route::Buffered);

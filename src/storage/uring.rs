@@ -23,7 +23,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::file::Parts;
-use super::queue::{Job, Lane, Outlet, Target};
+use super::queue::{Job, Outlet, Target, Workers};
 use super::{Fallbacks, Route};
 use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
@@ -68,7 +68,7 @@ impl Ring {
         pool: Option<&StagingPool>,
         fallbacks: &Fallbacks,
         outlet: &Outlet,
-        spill: &Arc<Lane>,
+        spill: &Arc<Workers>,
     ) -> io::Result<Ring> {
         Ring::start_with(depth, pool, fallbacks, outlet, spill, Box::new(|ring| ring.submit_and_wait(1)))
     }
@@ -78,7 +78,7 @@ impl Ring {
         pool: Option<&StagingPool>,
         fallbacks: &Fallbacks,
         outlet: &Outlet,
-        spill: &Arc<Lane>,
+        spill: &Arc<Workers>,
         enter: Box<Enter>,
     ) -> io::Result<Ring> {
         let wake = Arc::new(os::event_counter()?);
@@ -147,7 +147,7 @@ struct Server {
     wake: Arc<File>,
     /// Kept so that the registered memory outlives the ring.
     registered: Option<StagingPool>,
-    spill: Arc<Lane>,
+    spill: Arc<Workers>,
     outlet: Outlet,
     enter: Box<Enter>,
     fallbacks: Fallbacks,
@@ -171,7 +171,13 @@ struct Flight {
 }
 
 impl Server {
-    fn new(setup: &Setup, wake: Arc<File>, spill: Arc<Lane>, outlet: Outlet, enter: Box<Enter>) -> io::Result<Server> {
+    fn new(
+        setup: &Setup,
+        wake: Arc<File>,
+        spill: Arc<Workers>,
+        outlet: Outlet,
+        enter: Box<Enter>,
+    ) -> io::Result<Server> {
         // Each flight has at most one entry, and the poll one more.
         let entries = u32::try_from(setup.depth + 1).unwrap_or(257).next_power_of_two();
         let mut ring = build(entries)?;
@@ -586,7 +592,7 @@ mod tests {
         }
         let pool = StagingPool::new(12, BLOCK).unwrap();
         let (outlet, results) = Outlet::new();
-        let lane = Lane::reading("direct", 2, &outlet);
+        let lane = Workers::reading("direct", 2, &outlet);
         let ring = required(Feature::Uring, Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter))?;
         for id in 0..12 {
             let read = Read { id, source: Arc::clone(&source), offset: (id * BLOCK) as u64, len: BLOCK };

@@ -61,21 +61,11 @@ fn summary(prepared: &Prepared, device: &str) -> String {
 fn routes(prepared: &Prepared) -> String {
     let of = |route| {
         let bytes = prepared.plan.route_bytes(route);
-        (bytes > 0).then(|| format!("{} {}", name_of(route), text::decimal(bytes)))
+        (bytes > 0).then(|| format!("{} {}", route.name(), text::decimal(bytes)))
     };
     let routes = [Route::Direct, Route::Buffered, Route::Mapped, Route::GpuDirect];
     let routes: Vec<String> = routes.into_iter().filter_map(of).collect();
     if routes.is_empty() { "nothing to read".to_owned() } else { routes.join(" · ") }
-}
-
-fn name_of(route: Route) -> &'static str {
-    match route {
-        Route::Direct => "direct",
-        Route::Buffered => "buffered",
-        Route::Mapped => "mapped",
-        Route::GpuDirect => "gpu-direct",
-        _ => "other",
-    }
 }
 
 /// Reads of different kinds wait for their own kind only.
@@ -122,7 +112,7 @@ fn reads(transfers: &[Transfer], names: &[String], most: usize) -> String {
         };
         table.row([
             text::count(at as u64 + 1),
-            name_of(transfer.route).to_owned(),
+            Route::name(transfer.route).to_owned(),
             text::decimal(transfer.len),
             text::count(transfer.offset),
             lands,
