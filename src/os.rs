@@ -14,7 +14,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{self, AtFlags, FallocateFlags, FlockOperation, OFlags, RenameFlags, SealFlags, StatxFlags};
+use rustix::fs::{
+    self, AtFlags, FallocateFlags, FlockOperation, OFlags, RenameFlags, SealFlags, StatxFlags, renameat_with,
+};
 use rustix::io::{Errno, ReadWriteFlags};
 #[cfg(feature = "cuda")]
 use rustix::mm;
@@ -221,7 +223,7 @@ pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
 /// # Errors
 /// What the kernel says; `EINVAL` or `ENOSYS` where the file system or the kernel does not have it.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    Ok(fs::renameat_with(fs::CWD, from, fs::CWD, to, RenameFlags::NOREPLACE)?)
+    Ok(renameat_with(fs::CWD, from, fs::CWD, to, RenameFlags::NOREPLACE)?)
 }
 
 /// Has this open file read and written past the page cache (`O_DIRECT`), or through it again.

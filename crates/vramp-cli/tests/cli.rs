@@ -615,7 +615,7 @@ fn a_demo_that_no_machine_has_room_for_names_disk_or_memory() {
     let said = vramp(&["demo", "--bytes", "9EB", "--json"]);
     let kind = said.error()["kind"].clone();
     assert!(
-        matches!((said.code, kind.as_str()), (Some(5), Some("out_of_memory")) | (Some(4), Some("io"))),
+        matches!((said.code, kind.as_str()), (Some(5), Some("out_of_memory")) | (Some(4), Some("disk_full"))),
         "{}",
         said.err
     );
