@@ -115,6 +115,7 @@ fn unsafe_code_lives_only_in_its_rooms() {
         "os/signals.rs",
         "device/region.rs",
         "device/cuda/cufile.rs",
+        "device/cuda/download.rs",
         "device/cuda/driver.rs",
         "device/cuda/gpu.rs",
         "device/cuda/handles.rs",
