@@ -50,7 +50,7 @@ pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure
         interrupt.check()?;
         let folder = file.parent().unwrap_or(path);
         if items.0 != folder {
-            items = (folder.to_owned(), Items::of(folder));
+            items = (folder.to_owned(), audit::items_of(folder));
         }
         looked.take(&file, audit::audit_with(&file, &items.1));
     }
