@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vramp::checkpoint::pickle;
+use vramp_pickle::pickle;
 
 fuzz_target!(|bytes: &[u8]| {
     let ran = pickle::run(bytes.to_vec(), bytes.len() as u64);

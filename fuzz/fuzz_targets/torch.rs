@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vramp::checkpoint::torch::audit::{Verdict, audit_bytes};
+use vramp_pickle::audit::{Verdict, audit_bytes};
 
 fuzz_target!(|bytes: &[u8]| {
     let audit = audit_bytes(bytes).expect("memory does not fail");

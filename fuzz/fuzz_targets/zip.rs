@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vramp::checkpoint::torch::bytes::Memory;
-use vramp::checkpoint::torch::zip;
+use vramp_pickle::bytes::Memory;
+use vramp_pickle::zip;
 
 fuzz_target!(|bytes: &[u8]| {
     let directory = zip::read(&Memory(bytes)).expect("memory does not fail");

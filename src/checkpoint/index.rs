@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use serde::de::MapAccess;
 
+use vramp_text::lookalike::{self, Foreign};
+
 use super::json::{self, Field, Notes, Object, Scalar};
-use super::lookalike;
 use crate::fault::{Fault, Listed, quoted};
 
 /// A checked index: each tensor and the file that it names.
@@ -59,7 +60,7 @@ fn named(text: &[u8], fault: Fault) -> Fault {
     let is_json = matches!(beginning.trim_ascii_start().first(), Some(b'{' | b'['));
     match fault {
         Fault::Json { .. } | Fault::NotUtf8 { .. } if !is_json => match lookalike::recognise(beginning) {
-            Some(Fault::Foreign { what, advice }) => Fault::Other(format!("not an index but {what}; {advice}")),
+            Some(Foreign { what, advice }) => Fault::Other(format!("not an index but {what}; {advice}")),
             _ => fault,
         },
         fault => fault,

@@ -6,11 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use vramp_text::lookalike;
+
 use super::folder::{self, Choice, Files, LOOKED_FOR, NoChoice};
 use super::index::Index;
 use super::safetensors::MAX_HEADER_BYTES;
-use super::torch::bytes::Opened;
-use super::{Checkpoint, combine, hub, lookalike, merge, nearest, rank_files, shard, torch};
+use super::torch::Opened;
+use super::{Checkpoint, combine, hub, merge, nearest, rank_files, shard, torch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, Listed, counted, quoted};
 use crate::setting::Setting;
@@ -145,7 +147,7 @@ fn by_name(path: &Path, error: Error) -> Error {
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match lookalike::by_name(&name).filter(|_| says_nothing) {
-        Some(fault) => Error::malformed(path, fault),
+        Some(foreign) => Error::malformed(path, foreign.into()),
         None => error,
     }
 }

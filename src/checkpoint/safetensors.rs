@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use serde::de::MapAccess;
 
+use vramp_text::lookalike;
+
 use super::json::{self, Field, Notes, Object, Scalar};
-use super::lookalike;
 use crate::dtype::StoredDtype;
 use crate::fault::{Fault, Listed, quoted};
 
@@ -78,7 +79,7 @@ pub fn header_len(beginning: &[u8], file_len: u64, limit: u64) -> Result<u64, Re
     }
     // Asked for a length above the limit too: the magic of some formats is a number that a huge file could hold.
     Err(match (lookalike::recognise(beginning), header) {
-        (Some(fault), _) => Rejected::Fault(fault),
+        (Some(foreign), _) => Rejected::Fault(foreign.into()),
         (None, found) if fits => Rejected::TooLong { found },
         (None, 0) => Rejected::Fault(Fault::HeaderStart { found: "nothing: its stated length is 0".into() }),
         (None, _) => {
@@ -91,7 +92,7 @@ pub fn header_len(beginning: &[u8], file_len: u64, limit: u64) -> Result<u64, Re
 fn too_short(beginning: &[u8], file_len: u64) -> Fault {
     match file_len {
         0 => Fault::Empty,
-        _ => lookalike::recognise(beginning).unwrap_or(Fault::TooShort { found: file_len }),
+        _ => lookalike::recognise(beginning).map_or(Fault::TooShort { found: file_len }, Fault::from),
     }
 }
 

@@ -23,6 +23,9 @@ pub struct Skipped {
     pub tensors: u64,
     #[serde(skip)]
     pub(crate) loss: Loss,
+    /// Whether it is a module that was pickled as a whole.
+    #[serde(skip)]
+    pub(crate) is_whole_model: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde wants it
@@ -45,7 +48,7 @@ pub(crate) enum Loss {
 impl Skipped {
     /// Plain data that is passed over.
     pub fn new(name: impl Into<String>, why: impl Into<String>) -> Skipped {
-        Skipped { name: name.into(), why: why.into(), tensors: 0, loss: Loss::None }
+        Skipped { name: name.into(), why: why.into(), tensors: 0, loss: Loss::None, is_whole_model: false }
     }
 
     pub(crate) fn losing(self, tensors: u64, loss: Loss) -> Skipped {
@@ -127,7 +130,7 @@ impl Checkpoint {
         let holding = self.skipped.iter().filter(|skipped| skipped.tensors > 0);
         let list: Listed =
             holding.clone().map(|skipped| format!("{} ({})", quoted(&skipped.name), skipped.why)).collect();
-        let model = holding.into_iter().find(|skipped| skipped.why.starts_with(WHOLE_MODEL));
+        let model = holding.into_iter().find(|skipped| skipped.is_whole_model);
         let advice = match model {
             Some(model) => format!("; choose the key {} to read its parameters and buffers", quoted(&model.name)),
             None => String::new(),
@@ -137,9 +140,6 @@ impl Checkpoint {
         Err(Error::Unsupported { path: self.path.clone(), tensor: None, what })
     }
 }
-
-/// How the reason of a module that was pickled as a whole begins.
-pub(super) const WHOLE_MODEL: &str = "a whole model, torch.save(model)";
 
 fn words(kinds: &BTreeMap<&str, (u64, Listed)>) -> String {
     let group = |(word, (tensors, names)): (&&str, &(u64, Listed))| {

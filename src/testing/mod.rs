@@ -13,7 +13,6 @@ mod pace;
 mod source;
 mod storage;
 mod store;
-pub mod torch;
 
 use std::sync::mpsc;
 use std::thread;
@@ -28,6 +27,9 @@ pub use needs::{Feature, required, required_if};
 pub use pace::{Pace, PacedDevice, PacedSource};
 pub use source::*;
 pub use storage::MemoryStorage;
+pub use vramp_pickle::testing as torch;
+pub use vramp_pickle::testing::Random;
+
 pub use store::{CrashStore, StoreTrouble, store_conformance};
 
 /// Runs `test` and panics if it takes longer than ten minutes: a hang is a failure. So long because a machine may be busy, and
@@ -46,35 +48,5 @@ pub fn watched<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> 
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         },
-    }
-}
-
-/// Repeatable random numbers (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// The same seed gives the same numbers.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// The next number.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `end`; 0 if `end` is 0.
-    pub fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next_u64() % (end as u64).max(1)).unwrap_or(0)
-    }
-
-    /// `len` random bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.next_u64().to_le_bytes());
-        words.take(len).collect()
     }
 }

@@ -9,40 +9,22 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bytes::{self, Opened};
-use super::pickled::Pickled;
-use super::{Part, Reader, kinds};
+use vramp_pickle::bytes;
+use vramp_pickle::dcp::{Description, Place, is_metadata};
+use vramp_pickle::pickle::MAX_PICKLE_BYTES;
+
+use super::{Opened, Part, Reader};
 use crate::checkpoint::dcp::{self, Piece};
-use crate::checkpoint::finding::Finding;
-use crate::checkpoint::index::is_plain_name;
 use crate::checkpoint::open::OpenOptions;
-use crate::checkpoint::pickle::{Arena, Id, MAX_PICKLE_BYTES};
 use crate::checkpoint::safetensors::Stored;
-use crate::checkpoint::{Checkpoint, Format, Loss, Shard, Skipped, TensorData, TensorInfo, shard};
-use crate::dtype::Dtype;
+use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
+use crate::dtype::StoredDtype;
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, quoted};
 use crate::storage::{Location, Storage};
 
-/// The name of the file that describes the folder.
-pub(crate) const METADATA: &str = ".metadata";
-
-/// A tensor as `.metadata` describes it.
-struct Described {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    /// Where each box begins, and its size.
-    boxes: Vec<(Vec<u64>, Vec<u64>)>,
-}
-
-/// Where an item lies.
-#[derive(Clone)]
-struct Place {
-    file: String,
-    offset: u64,
-    len: u64,
-}
+pub(crate) use vramp_pickle::dcp::METADATA;
 
 /// A box of a tensor, to be found in a file.
 struct Wanted {
@@ -91,36 +73,12 @@ pub(crate) fn items(folder: &Path, storage: &Arc<dyn Storage>) -> Result<BTreeMa
     Ok(items)
 }
 
-/// Whether a file of that name describes such a folder: all of it, or what one rank has.
-pub(super) fn is_metadata(name: &OsStr) -> bool {
-    let rank = name.to_str().and_then(|name| name.strip_prefix("__")?.strip_suffix(METADATA));
-    name == METADATA || rank.is_some_and(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// Where in which files anything lies that such a folder is read for, tensors or not: offset and length in bytes. A description
-/// that is refused says nothing.
-pub(super) fn places(folder: &Path, storage: &Arc<dyn Storage>) -> BTreeMap<String, BTreeSet<(u64, u64)>> {
+/// The descriptions in a folder; one that is refused says nothing.
+pub(super) fn descriptions(folder: &Path, storage: &Arc<dyn Storage>) -> impl Iterator<Item = Description> {
     let options = OpenOptions { skip_unknown: true, storage: Arc::clone(storage), ..OpenOptions::default() };
     let entries = storage.list(&Location::from(folder)).unwrap_or_default().into_iter();
     let names = entries.map(|entry| entry.name).filter(|name| is_metadata(OsStr::new(name)));
-    let mut places: BTreeMap<String, BTreeSet<(u64, u64)>> = BTreeMap::new();
-    for description in names.filter_map(|name| describe(&folder.join(name), &options).ok()) {
-        for Place { file, offset, len } in description.places.into_values() {
-            places.entry(file).or_default().insert((offset, len));
-        }
-    }
-    places
-}
-
-/// What is wrong with a description.
-pub(super) fn objection(pickled: &Pickled) -> Option<Finding> {
-    let escapes = match Description::of(pickled) {
-        Ok(description) => description.escapes(),
-        Err(finding) => return Some(finding),
-    };
-    let list: Listed = escapes.into_iter().collect();
-    let what = format!("it places items in files elsewhere: {list}");
-    (!list.is_empty()).then(|| Finding::suspicious("dcp-metadata", what))
+    names.filter_map(move |name| describe(&folder.join(name), &options).ok())
 }
 
 fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
@@ -130,135 +88,12 @@ fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
         return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: file.len(), hint: None });
     }
     let text = bytes::read_vec(&file.whole(), 0, file.len()).map_err(|error| Error::io("read", path, error))?;
-    let mut pickled = Pickled::run(text, 0, None);
-    pickled.check_end(usize::try_from(file.len()).unwrap_or(usize::MAX), METADATA);
-    let reader = Reader { path, options, rank: None };
-    reader.demand(&pickled.findings)?;
-    let description = Description::of(&pickled).map_err(|finding| reader.refused(&[finding]))?;
-    description.refuse_escapes(path)?;
+    let refused = |refused| Reader { path, options, rank: None }.refused(&refused);
+    let description = Description::read(text, options.skip_unknown).map_err(refused)?;
+    // No path leaves the folder; none is opened before all are known to stay.
+    let list: Listed = description.escapes().into_iter().collect();
+    list.into_fault(Fault::Escapes).map_err(|fault| Error::malformed(path, fault))?;
     Ok(description)
-}
-
-// ---- the description
-
-/// What `.metadata` says.
-struct Description {
-    tensors: Vec<(String, Described)>,
-    places: HashMap<(String, Option<Vec<u64>>), Place>,
-    skipped: Vec<Skipped>,
-}
-
-type Checked<T> = Result<T, Finding>;
-
-fn damaged<T>(what: impl Into<String>) -> Checked<T> {
-    Err(Finding::malformed("dcp-metadata", what))
-}
-
-/// The fields of a data class, by name.
-fn field(arena: &Arena, object: Id, name: &str) -> Option<Id> {
-    arena.member(arena.as_call(object)?.state?, name)
-}
-
-fn class(arena: &Arena, object: Id) -> &str {
-    let function = arena.as_call(object).map(|call| call.function);
-    function.and_then(|function| arena.as_global(function)).map_or("", |(_, name)| name)
-}
-
-/// A `torch.Size`, or a tuple or list of numbers.
-pub(super) fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
-    let inner = match arena.as_call(id) {
-        Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
-        _ => id,
-    };
-    arena.as_sequence(inner)?.iter().map(|item| u64::try_from(arena.as_int(*item)?).ok()).collect()
-}
-
-impl Description {
-    fn of(pickled: &Pickled) -> Checked<Description> {
-        let arena = &pickled.ran.arena;
-        let root = pickled.ran.result.filter(|root| class(arena, *root) == "Metadata");
-        let Some(root) = root else { return damaged("it does not hold a description of a distributed checkpoint") };
-        let pairs = |name| field(arena, root, name).and_then(|id| arena.as_dict(id));
-        let (Some(tensors), Some(places)) = (pairs("state_dict_metadata"), pairs("storage_data")) else {
-            return damaged("the list of tensors or that of their places is missing");
-        };
-        let mut found = Description { tensors: Vec::new(), places: HashMap::new(), skipped: Vec::new() };
-        for (name, object) in tensors {
-            let Some(name) = arena.as_text(*name) else { return damaged("a tensor whose name is no text") };
-            found.describe(arena, name, *object)?;
-        }
-        for (key, info) in places {
-            found.place(arena, *key, *info)?;
-        }
-        found.tensors.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(found)
-    }
-
-    fn describe(&mut self, arena: &Arena, name: &str, object: Id) -> Checked<()> {
-        if class(arena, object) != "TensorStorageMetadata" {
-            let why = "plain data that is pickled: not read".to_owned();
-            self.skipped.push(Skipped::new(name, why));
-            return Ok(());
-        }
-        let described = described(arena, object);
-        let Some((module, kind, shape, boxes)) = described else {
-            return damaged(format!("the description of tensor {name:?} is not whole"));
-        };
-        match kinds::of_dtype(&module, &kind).and_then(|kind| kind.dtype) {
-            Some(dtype) => self.tensors.push((name.to_owned(), Described { dtype, shape, boxes })),
-            None => {
-                let why = format!("a tensor of {kind}, which safetensors lacks");
-                let loss = Loss::OfConvert("tensor of a type that safetensors lacks");
-                self.skipped.push(Skipped::new(name, why).losing(1, loss));
-            }
-        }
-        Ok(())
-    }
-
-    fn place(&mut self, arena: &Arena, key: Id, info: Id) -> Checked<()> {
-        let read = || {
-            let name = arena.as_text(field(arena, key, "fqn")?)?.to_owned();
-            let offset = field(arena, key, "offset").and_then(|offset| numbers(arena, offset));
-            let number = |name| u64::try_from(arena.as_int(field(arena, info, name)?)?).ok();
-            let file = arena.as_text(field(arena, info, "relative_path")?)?.to_owned();
-            Some(((name, offset), Place { file, offset: number("offset")?, len: number("length")? }))
-        };
-        let Some((key, place)) = read() else { return damaged("the place of a tensor is not whole") };
-        match self.places.insert(key, place) {
-            None => Ok(()),
-            Some(_) => damaged("one box of a tensor has two places"),
-        }
-    }
-
-    fn escapes(&self) -> BTreeSet<String> {
-        let escapes = self.places.values().filter(|place| !is_plain_name(&place.file));
-        escapes.map(|place| quoted(&place.file)).collect()
-    }
-
-    /// No path leaves the folder; none is opened before all are known to stay.
-    fn refuse_escapes(&self, path: &Path) -> Result<()> {
-        let list: Listed = self.escapes().into_iter().collect();
-        list.into_fault(Fault::Escapes).map_err(|fault| Error::malformed(path, fault))
-    }
-}
-
-/// Module and name of the element type, the shape, the boxes.
-type Read = (String, String, Vec<u64>, Vec<(Vec<u64>, Vec<u64>)>);
-
-fn described(arena: &Arena, object: Id) -> Option<Read> {
-    let properties = arena.as_call(field(arena, object, "properties")?)?.state?;
-    let dtype = match arena.as_tuple(properties) {
-        Some(fields) => *fields.first()?,
-        None => arena.member(properties, "dtype")?,
-    };
-    let (module, name) = arena.as_global(dtype)?;
-    let shape = numbers(arena, field(arena, object, "size")?)?;
-    let chunk = |chunk: &Id| {
-        let part = |name| numbers(arena, field(arena, *chunk, name)?);
-        Some((part("offsets")?, part("sizes")?))
-    };
-    let boxes = arena.as_sequence(field(arena, object, "chunks")?)?.iter().map(chunk).collect::<Option<_>>()?;
-    Some((module.to_owned(), name.to_owned(), shape, boxes))
 }
 
 // ---- the files
@@ -297,7 +132,11 @@ impl<'a> Gather<'a> {
         }
         let tensors = self.tensors().map_err(|fault| Error::malformed(self.folder, fault))?;
         Reader { path: self.folder, options: self.options, rank: None }.demand_free_names(&tensors)?;
-        let (path, metadata, skipped) = (self.folder.to_owned(), BTreeMap::new(), self.description.skipped);
+        let (path, metadata, skipped) = (
+            self.folder.to_owned(),
+            BTreeMap::new(),
+            self.description.skipped.into_iter().map(Skipped::from).collect(),
+        );
         let (shards, warnings, shared) = (self.shards, self.warnings, Vec::new());
         let (format, storage) = (Format::TorchDcp, Arc::clone(&self.options.storage));
         Ok(Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage })
@@ -335,7 +174,7 @@ impl<'a> Gather<'a> {
         let mut items: HashMap<(u64, u64), (ShardIndex, Stored)> = HashMap::new();
         for Wanted { tensor, start, shape, place } in wanted {
             let (name, described) = self.description.tensors.get(tensor).ok_or(LOST)?;
-            let (name, dtype) = (name.clone(), described.dtype);
+            let (name, dtype) = (name.clone(), StoredDtype::from_safetensors(described.element));
             // Two names of one item are one tensor.
             let key = (place.offset, place.len);
             let (shard, stored) = match items.get(&key) {
@@ -373,8 +212,8 @@ impl<'a> Gather<'a> {
         }
         let plain = OpenOptions { key: None, ..self.options.clone() };
         let reader = Reader { path, options: &plain, rank: None };
-        let Part { assembled, skipped, .. } = reader.zip(&file.part(start, len), start, number, None)?;
-        let [found] = assembled.tensors.as_slice() else {
+        let Part { tensors, recipe, skipped, .. } = reader.zip(&file.part(start, len), start, number)?;
+        let [found] = tensors.as_slice() else {
             let what = skipped.first().map_or("no single tensor", |skipped| skipped.why.as_str());
             return Err(misplaced(path, place, name, &format!("holds {what}")));
         };
@@ -382,7 +221,7 @@ impl<'a> Gather<'a> {
             return Err(misplaced(path, place, name, "lies in several pieces"));
         };
         let made = self.shards.get(number as usize).filter(|_| extent.shard != number);
-        let made = made.map(|file| file.made_by(assembled.recipe));
+        let made = made.map(|file| file.made_by(recipe));
         let shard = if made.is_some() { self.next_shard() } else { number };
         self.shards.extend(made);
         let (name, dtype, shape) = (Arc::clone(&found.name), found.dtype.clone(), found.shape.to_vec());
@@ -398,7 +237,7 @@ impl<'a> Gather<'a> {
                 pieces.iter().map(|(shard, stored, start)| Piece { shard: *shard, stored, start }).collect();
             match dcp::assemble(&pieces) {
                 Ok((shape, data)) if shape == described.shape => {
-                    let (dtype, shape) = (described.dtype.into(), shape.into());
+                    let (dtype, shape) = (StoredDtype::from_safetensors(described.element), shape.into());
                     tensors.push(TensorInfo { name: called.into(), dtype, shape, data });
                 }
                 Ok((shape, _)) => problems.push_tensor(name, || {

@@ -8,8 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::bytes::{self, Opened};
-use super::sharded::{Bounds, Layout};
+use vramp_pickle::bytes;
+use vramp_pickle::{Bounds, Layout};
+
+use super::Opened;
 use super::{BEGINNING, Part, Reader, recognise};
 use crate::checkpoint::dcp::{self, Piece};
 use crate::checkpoint::open::OpenOptions;
@@ -144,17 +146,17 @@ impl<'a> Ranks<'a> {
         let number = ShardIndex::try_from(self.shards.len()).unwrap_or(ShardIndex::MAX);
         let reader = Reader { path: &path, options: self.options, rank: Some(rank) };
         let (part, format) = reader.part(&file.whole(), kind, number)?;
-        let Part { assembled, skipped, warnings, cut, sums } = part;
+        let Part { tensors, recipe, shared, skipped, warnings, cut, sums } = part;
         (self.files, self.format) = (self.files + 1, format);
         let shard = Shard { path: path.clone(), bytes: file.len(), version: file.version().clone(), derived: None };
-        let made = (!assembled.recipe.is_empty()).then(|| shard.made_by(assembled.recipe));
+        let made = (!recipe.is_empty()).then(|| shard.made_by(recipe));
         self.shards.push(shard);
         self.shards.extend(made);
-        self.shared.extend(assembled.shared);
+        self.shared.extend(shared);
         self.skipped.extend(skipped);
         self.warnings.extend(warnings);
         let mut tensors: BTreeMap<Arc<str>, TensorInfo> =
-            assembled.tensors.into_iter().map(|tensor| (Arc::clone(&tensor.name), tensor)).collect();
+            tensors.into_iter().map(|tensor| (Arc::clone(&tensor.name), tensor)).collect();
         for found in cut {
             let mut parts = Vec::new();
             for (name, (_, bounds)) in found.parts.iter().zip(found.cut.parts) {

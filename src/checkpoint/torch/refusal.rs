@@ -4,15 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use vramp_pickle::finding::Finding;
+use vramp_pickle::read::Refused;
+use vramp_pickle::{Aside, WHOLE_MODEL};
+
 use super::Reader;
-use super::aside::Aside;
-use super::inert::Used;
-use super::objects::Objects;
-use super::pickled::Pickled;
-use crate::checkpoint::finding::{Finding, Severity};
-use crate::checkpoint::pickle::Id;
-use crate::checkpoint::skipped::WHOLE_MODEL;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::fault::{Fault, Listed, counted, quoted};
 use crate::setting::Setting;
 
@@ -24,36 +21,13 @@ const MOST_OF_PACKAGE: usize = 6;
 const RUNS: &str = "; nothing was executed: do not open this file with a program that unpickles";
 
 impl Reader<'_> {
-    /// Refuses the file for findings that block, all of them named.
-    pub(super) fn demand(&self, findings: &[Finding]) -> Result<()> {
-        let blocking = self.blocking(findings);
-        if blocking.is_empty() { Ok(()) } else { Err(self.refused(&blocking)) }
-    }
-
-    /// The same for findings about a pickle whose object is `root`, or what was asked for of it.
-    pub(super) fn demand_of(&self, pickled: &Pickled, root: Option<Id>, findings: &[Finding]) -> Result<()> {
-        let blocking = self.blocking(findings);
-        if blocking.is_empty() {
-            return Ok(());
-        }
-        let inside = root.map(|root| unread(pickled, root)).unwrap_or_default();
-        Err(self.refused_with(&blocking, &inside))
-    }
-
-    fn blocking(&self, findings: &[Finding]) -> Vec<Finding> {
-        findings.iter().filter(|finding| blocks(finding, self.options.skip_unknown)).cloned().collect()
-    }
-
-    pub(super) fn refused(&self, findings: &[Finding]) -> Error {
-        self.refused_with(findings, &Unread::default())
-    }
-
-    fn refused_with(&self, findings: &[Finding], inside: &Unread) -> Error {
+    /// The error of a file that is refused, all findings named.
+    pub(super) fn refused(&self, Refused { findings, inside, keys }: &Refused) -> Error {
         let is_unknown = |finding: &&Finding| finding.rule == "global-not-allowed";
         let unknown = findings.iter().filter(is_unknown).count();
         let code = findings.iter().filter_map(|finding| finding.spot.as_ref()).any(|spot| spot.global.is_some());
         let advice = match (unknown > 0, code) {
-            (true, _) => self.next_step(inside),
+            (true, _) => self.next_step(inside, keys),
             (false, true) => RUNS.to_owned(),
             (false, false) => String::new(),
         };
@@ -69,12 +43,12 @@ impl Reader<'_> {
     }
 
     /// What to do about unknown names, by what their objects hold.
-    fn next_step(&self, Unread { inside, keys }: &Unread) -> String {
+    fn next_step(&self, inside: &[Aside], keys: &[String]) -> String {
         let tensors = |all: &mut dyn Iterator<Item = &Aside>| {
             let sum = all.fold(0u64, |sum, aside| sum.saturating_add(aside.tensors));
             counted(usize::try_from(sum).unwrap_or(usize::MAX), "tensor")
         };
-        let is_model = |aside: &&Aside| aside.why.starts_with(WHOLE_MODEL);
+        let is_model = |aside: &&Aside| aside.is_whole_model();
         if let Some(model) = inside.iter().find(is_model) {
             let several = inside.iter().filter(is_model).count() > 1;
             let count = tensors(&mut inside.iter().filter(is_model));
@@ -106,34 +80,6 @@ impl Reader<'_> {
         };
         format!("{save}{other}; passing over unknown objects would lose {count}: {names}")
     }
-}
-
-/// What of an object a load would leave out that passes over unknown objects.
-#[derive(Default)]
-struct Unread {
-    /// Those with tensors in them.
-    inside: Vec<Aside>,
-    /// Keys that lead to tensors and to none of these.
-    keys: Vec<String>,
-}
-
-fn unread(pickled: &Pickled, root: Id) -> Unread {
-    let mut objects = Objects::new(&pickled.ran.arena);
-    let used = Used::of(&objects, root, false, true);
-    if !used.is_whole() {
-        return Unread::default();
-    }
-    objects.declare(|id| used.reaches(id));
-    objects.gather(root);
-    let mut keys = objects.top_keys(root);
-    let is_below =
-        |name: &str, key: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.') || rest.is_empty());
-    keys.retain(|key| {
-        objects.tensors.iter().any(|found| is_below(&found.name, key))
-            && !objects.aside.iter().any(|aside| is_below(&aside.name, key) && aside.tensors > 0)
-    });
-    let inside = objects.aside.into_iter().filter(|aside| aside.tensors > 0).collect();
-    Unread { inside, keys }
 }
 
 /// Other findings, each kind once.
@@ -173,11 +119,4 @@ fn by_package<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
         format!("{} of {package} not on the allow-list: {names}", counted(count, "name"))
     };
     packages.into_iter().map(line).collect()
-}
-
-/// Whether a finding refuses the file.
-fn blocks(finding: &Finding, skip_unknown: bool) -> bool {
-    let passed_over = skip_unknown && finding.rule == "global-not-allowed" && finding.severity == Severity::Suspicious;
-    let too_wide = finding.rule == "integer-limit";
-    (finding.severity.blocks() || too_wide) && !passed_over
 }

@@ -5,21 +5,14 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::archive::Archive;
-use super::bytes::{self, Opened};
-use super::{BEGINNING, Kind, Reader, dcp, members, recognise};
+use vramp_pickle::read::demand;
+use vramp_pickle::sums;
+pub use vramp_pickle::sums::Sums;
+
+use super::{Opened, Reader, dcp};
 use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::error::{Error, Result};
-
-/// What was compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sums {
-    /// Members whose bytes have the CRC-32 that is stated.
-    pub same: u64,
-    /// Members without one, or that would inflate absurdly: damage to them cannot be noticed.
-    pub absent: u64,
-}
 
 impl Checkpoint {
     /// Compares the bytes of every member of the archives of a PyTorch checkpoint with the CRC-32 that is stated. `go_on` is asked
@@ -29,9 +22,9 @@ impl Checkpoint {
     /// [`Error::Malformed`] naming all damaged members of the first file that has some; [`Error::Changed`] when a file is no
     /// longer the one that was opened; I/O errors.
     pub fn check_sums(&self, go_on: &dyn Fn() -> Result<()>) -> Result<Sums> {
-        let mut sums = Sums::default();
+        let mut all = Sums::default();
         if self.format == Format::Safetensors {
-            return Ok(sums);
+            return Ok(all);
         }
         for (path, windows) in self.archives()? {
             let known = self.shards.iter().find(|shard| shard.path == path);
@@ -44,26 +37,11 @@ impl Checkpoint {
             let windows = windows.unwrap_or_else(|| [(0, file.len())].into());
             for (start, len) in windows {
                 let window = file.part(start, len);
-                let beginning = bytes::read_vec(&window, 0, len.min(BEGINNING)).map_err(|error| reader.io(error))?;
-                if recognise(&beginning, len) != Some(Kind::Zip) {
-                    continue;
-                }
-                let archive = Archive::open(&window, start).map_err(|error| reader.io(error))?;
-                let mut damaged = archive.directory.findings.clone();
-                for entry in archive.directory.entries.iter().filter(|entry| entry.len > 0) {
-                    go_on()?;
-                    let wrong = archive.wrong_crc(entry).map_err(|error| reader.io(error))?;
-                    match wrong {
-                        Some(finding) if damaged.contains(&finding) => {} // found when it was opened
-                        Some(finding) => damaged.push(finding),
-                        None if entry.crc == 0 || members::is_bomb(entry) => sums.absent += 1,
-                        None => sums.same += 1,
-                    }
-                }
-                reader.demand(&damaged)?;
+                let damaged = sums::check(&window, start, &mut all, go_on)?.map_err(|error| reader.io(error))?;
+                demand(&damaged, false).map_err(|refused| reader.refused(&refused))?;
             }
         }
-        Ok(sums)
+        Ok(all)
     }
 
     /// The files, and where in them archives lie, unless each is one.

@@ -53,7 +53,7 @@ pub(super) fn look(path: &Path, interrupt: &Interrupt) -> Result<Looked, Failure
         interrupt.check()?;
         let folder = file.parent().unwrap_or(path);
         if items.0 != folder {
-            items = (folder.to_owned(), Items::of(folder, &storage));
+            items = (folder.to_owned(), audit::items_of(folder, &storage));
         }
         looked.take(&file, audit::audit_with(&file, &items.1, &*storage));
     }
