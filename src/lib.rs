@@ -38,7 +38,7 @@
 //!
 //! `checkpoint` reads the heads of the files and knows where each tensor's bytes lie. [`plan`] lays the tensors out in one
 //! arena and decides the reads: past the page cache (`O_DIRECT`) for what is cold, through it for what is warm, in place
-//! where the device's memory is the host's. [`load`] carries the plan out: one loop between a queue of reads and a stream of
+//! where the device's memory is the host's. [`load`](mod@load) carries the plan out: one loop between a queue of reads and a stream of
 //! uploads, which own the buffers while they work on them. Nothing is handed out unless every byte is the file's, and the file
 //! is still what it was when its head was read.
 //!
