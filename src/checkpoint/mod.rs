@@ -8,6 +8,7 @@ mod cast_notes;
 mod casts;
 mod combine;
 mod dcp;
+#[cfg_attr(not(feature = "torch"), path = "without_derived.rs")]
 mod derived;
 mod folder;
 mod four_bit;
@@ -18,18 +19,24 @@ mod merge;
 mod nearest;
 mod open;
 mod quantised;
+#[cfg_attr(not(feature = "torch"), allow(dead_code))] // half of it is for `torch`
 mod rank_files;
 mod records;
 mod runs;
 pub mod safetensors;
 pub mod selection;
 mod shard;
+#[cfg_attr(not(feature = "torch"), allow(dead_code))] // nothing else passes anything over
 mod skipped;
 pub mod strict;
 mod tensor_parallel;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "torch")]
 pub mod torch;
+#[cfg(not(feature = "torch"))]
+#[path = "without_torch.rs"]
+mod torch;
 
 pub(crate) use casts::scaled_names;
 pub use casts::{Casts, ConvertedTensor, ScaleSource};
@@ -40,9 +47,13 @@ pub use open::OpenOptions;
 pub use records::StaleRecords;
 pub(crate) use runs::runs_within;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
+#[cfg(feature = "torch")]
 pub(crate) use skipped::Loss;
 pub use skipped::Skipped;
+pub use torch::Sums;
+#[cfg(feature = "torch")]
 pub use vramp_pickle::finding::{Finding, Severity, Spot};
+#[cfg(feature = "torch")]
 pub use vramp_pickle::pickle;
 
 use std::collections::hash_map::Entry;

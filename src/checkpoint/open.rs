@@ -501,7 +501,7 @@ fn demand_present(path: &Path, index: &Index, paths: &[PathBuf], options: &OpenO
     let whole = path.with_file_name("model.safetensors");
     Err(Error::NotFound {
         what: format!("{}: the index names {what}", path.display()),
-        hint: Some(match head(options, &whole).is_ok_and(|head| head.kind == EntryKind::File) {
+        hint: Some(match shard::is_file(&*options.storage, &whole) {
             true => format!("fetch them; or, if the index is an old one, open {} itself", whole.display()),
             false if absent.is_empty() => FETCH_BLOBS.into(),
             false => "fetch them: the download was cut short, or the index is of another version".into(),

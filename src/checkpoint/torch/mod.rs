@@ -5,8 +5,8 @@
 
 pub mod audit;
 pub(crate) mod dcp;
-pub(crate) mod ranks;
 mod opened;
+pub(crate) mod ranks;
 mod refusal;
 mod sums;
 
@@ -143,8 +143,7 @@ impl Reader<'_> {
 
     fn checkpoint(&self, part: Part, version: &Version, format: Format) -> Checkpoint {
         let Part { tensors, recipe, shared, skipped, warnings, .. } = part;
-        let file =
-            Shard { path: self.path.to_owned(), bytes: version.len(), version: version.clone(), derived: None };
+        let file = Shard { path: self.path.to_owned(), bytes: version.len(), version: version.clone(), derived: None };
         let made = (!recipe.is_empty()).then(|| file.made_by(recipe));
         let shards = std::iter::once(file).chain(made).collect();
         let (path, metadata) = (self.path.to_owned(), BTreeMap::new());
