@@ -98,9 +98,15 @@ fn every_file_names_only_its_own_room_and_lower_ones() {
     assert!(wrong.is_empty(), "a room may name only itself and lower layers:\n{}", wrong.join("\n"));
 }
 
+/// The library's own files, and those of the packages beside it.
 #[test]
 fn every_file_says_what_it_is() {
-    let silent: Vec<_> = all_sources().into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|f| f.0).collect();
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crates"), &mut files);
+    assert!(files.len() > 100, "the packages are elsewhere");
+    let others = files.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap()));
+    let all = all_sources().into_iter().chain(others);
+    let silent: Vec<_> = all.filter(|(_, text)| !text.starts_with("//! ")).map(|file| file.0).collect();
     assert!(silent.is_empty(), "files without a heading: {silent:?}");
 }
 
