@@ -87,7 +87,7 @@ pub enum RouteChoice {
     GpuDirect,
 }
 
-/// What the caller of [`plan`] chooses.
+/// What the caller of [`plan`](super::plan) chooses.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanOptions {
     /// Which way the bytes shall go.
