@@ -105,28 +105,31 @@ fn each_call_of_a_load_that_converts_may_fail_once() {
     });
 }
 
+/// One operation after the other fails when the GPU carries it out, until `attempt` has fewer; it has `least` at least.
+pub(super) fn fail_each_operation<T: std::fmt::Debug>(least: u64, attempt: impl Fn() -> Result<T>) {
+    let mut nth = 1;
+    loop {
+        let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
+        double.inject(Fault::Async { nth, code: [700, 719, 214][nth as usize % 3] });
+        let outcome = attempt();
+        if outcome.is_ok() {
+            let stats = double.stats();
+            let copies: u64 = stats.devices.iter().map(|device| device.h2d.copies + device.d2h.copies).sum();
+            let operations = copies + stats.fills + stats.kernels;
+            assert!(operations < nth && nth > least, "operation {nth} of {operations}: {outcome:?}");
+            return;
+        }
+        assert!(matches!(outcome, Err(Error::Device { .. })), "operation {nth}: {outcome:?}");
+        double.allow_leaks(); // a GPU that cannot be waited for may still use the memory: it is leaked, never freed
+        nth += 1;
+    }
+}
+
 #[test]
 fn an_error_that_comes_later_sticks_and_ends_the_load() {
     watched(|| {
         let synthetic = Synthetic::new(19, 2, 40_000, |_, file| file);
-        let mut nth = 1;
-        loop {
-            let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
-            double.inject(Fault::Async { nth, code: [700, 719, 214][nth as usize % 3] });
-            let outcome = load(&synthetic, small());
-            if outcome.is_ok() {
-                let stats = double.stats();
-                let copies: u64 = stats.devices.iter().map(|device| device.h2d.copies + device.d2h.copies).sum();
-                assert!(
-                    copies + stats.fills + stats.kernels < nth && nth > 5,
-                    "operation {nth} of {copies}: {outcome:?}"
-                );
-                return;
-            }
-            assert!(matches!(outcome, Err(Error::Device { .. })), "operation {nth}: {outcome:?}");
-            double.allow_leaks(); // a GPU that cannot be waited for may still use the memory: it is leaked, never freed
-            nth += 1;
-        }
+        fail_each_operation(5, || load(&synthetic, small()));
     });
 }
 

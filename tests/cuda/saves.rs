@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use swcuda::{Config, Fault, Schedule};
+use swcuda::{Config, Schedule};
 use vramp::durable::{Found, Held, NewFile, Store};
 use vramp::load::{Cancel, Loaded, Options, TransferOptions, load as load_files};
 use vramp::memory::Filled;
@@ -12,7 +12,7 @@ use vramp::save::{Bytes, Input, SaveOptions, Saved, Target, save, save_to};
 use vramp::testing::{CrashStore, StoreTrouble, Synthetic, watched};
 use vramp::{Error, Result};
 
-use super::errors::{fail_each_call, load, small};
+use super::errors::{fail_each_call, fail_each_operation, load, small};
 use super::pipeline::{hollow, timed};
 use super::{Rig, scheduled, schedules};
 
@@ -95,22 +95,7 @@ fn each_driver_call_of_a_save_may_fail_once() {
 fn an_error_that_comes_later_sticks_and_ends_the_save() {
     watched(|| {
         let synthetic = Synthetic::new(19, 2, 40_000, |_, file| file);
-        let mut nth = 1;
-        loop {
-            let Some(double) = Rig::double(scheduled(Schedule::Lazy)) else { return };
-            double.inject(Fault::Async { nth, code: [700, 719, 214][nth as usize % 3] });
-            let saved =
-                load(&synthetic, small()).and_then(|loaded| save_and_compare(&loaded, &synthetic.expected, 30_000));
-            if saved.is_ok() {
-                let stats = double.stats();
-                let copies: u64 = stats.devices.iter().map(|device| device.h2d.copies + device.d2h.copies).sum();
-                assert!(copies + stats.fills + stats.kernels < nth && nth > 10, "operation {nth} of {copies}");
-                return;
-            }
-            assert!(matches!(saved, Err(Error::Device { .. })), "operation {nth}: {saved:?}");
-            double.allow_leaks(); // a GPU that cannot be waited for may still use the memory: it is leaked, never freed
-            nth += 1;
-        }
+        fail_each_operation(10, || save_and_compare(&load(&synthetic, small())?, &synthetic.expected, 30_000));
     });
 }
 
