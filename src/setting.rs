@@ -5,90 +5,68 @@
 
 use std::fmt;
 
-/// A setting that an error or a warning advises to change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Setting {
+macro_rules! settings {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
+        /// A setting that an error or a warning advises to change.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Setting {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Setting {
+            /// All of them.
+            pub const ALL: &'static [Setting] = &[$(Setting::$variant,)*];
+
+            /// Where the library has it.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Setting::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+settings! {
     /// Tensors to load, by names and patterns.
-    Include,
+    Include = "Selection::include";
     /// Tensors to leave out.
-    Exclude,
+    Exclude = "Selection::exclude";
     /// Ranges of tensors.
-    Slices,
+    Slices = "Selection::slices";
     /// Prefixes that are removed from names.
-    StripPrefix,
+    StripPrefix = "Selection::strip_prefix";
     /// Names that mean the bytes of another tensor.
-    Ties,
+    Ties = "Selection::ties";
     /// The dimension along which a tensor is cut for a rank.
-    TensorParallelDims,
+    TensorParallelDims = "TensorParallel::dims";
     /// The conversion of floating-point tensors.
-    Convert,
+    Convert = "Options::convert";
     /// Whether a conversion may make finite numbers infinite.
-    AllowOverflow,
+    AllowOverflow = "Convert::allow_overflow";
     /// The longest header that is read.
-    MaxHeaderBytes,
+    MaxHeaderBytes = "OpenOptions::max_header_bytes";
     /// Which of several copies of a checkpoint is meant.
-    Variant,
+    Variant = "OpenOptions::variant";
     /// The key of a PyTorch file's object under which the tensors are.
-    Key,
+    Key = "OpenOptions::key";
     /// Whether unknown objects of PyTorch's files are passed over.
-    SkipUnknown,
+    SkipUnknown = "OpenOptions::skip_unknown";
     /// Number and size of the staging buffers.
-    Staging,
+    Staging = "Options::staging";
     /// The list of a checkpoint's tensors.
-    TensorNames,
+    TensorNames = "Checkpoint::tensors";
     /// The search for better options, which makes a profile.
-    Tune,
+    Tune = "vramp_bench::tune";
     /// The benchmark, which measures limits.
-    Bench,
+    Bench = "vramp_bench::run";
 }
 
 impl Setting {
-    /// All of them.
-    pub const ALL: [Setting; 16] = [
-        Setting::Include,
-        Setting::Exclude,
-        Setting::Slices,
-        Setting::StripPrefix,
-        Setting::Ties,
-        Setting::TensorParallelDims,
-        Setting::Convert,
-        Setting::AllowOverflow,
-        Setting::MaxHeaderBytes,
-        Setting::Variant,
-        Setting::Key,
-        Setting::SkipUnknown,
-        Setting::Staging,
-        Setting::TensorNames,
-        Setting::Tune,
-        Setting::Bench,
-    ];
-
-    /// Where the library has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Setting::Include => "Selection::include",
-            Setting::Exclude => "Selection::exclude",
-            Setting::Slices => "Selection::slices",
-            Setting::StripPrefix => "Selection::strip_prefix",
-            Setting::Ties => "Selection::ties",
-            Setting::TensorParallelDims => "TensorParallel::dims",
-            Setting::Convert => "Options::convert",
-            Setting::AllowOverflow => "Convert::allow_overflow",
-            Setting::MaxHeaderBytes => "OpenOptions::max_header_bytes",
-            Setting::Variant => "OpenOptions::variant",
-            Setting::Key => "OpenOptions::key",
-            Setting::SkipUnknown => "OpenOptions::skip_unknown",
-            Setting::Staging => "Options::staging",
-            Setting::TensorNames => "Checkpoint::tensors",
-            Setting::Tune => "vramp_bench::tune",
-            Setting::Bench => "vramp_bench::run",
-        }
-    }
-
     /// The settings that a message speaks of.
     pub fn named_in(message: &str) -> Vec<Setting> {
-        Setting::ALL.into_iter().filter(|setting| message.contains(&setting.to_string())).collect()
+        Setting::ALL.iter().copied().filter(|setting| message.contains(&setting.to_string())).collect()
     }
 
     /// The message with each setting under the name that `name` gives it.
@@ -111,7 +89,7 @@ mod tests {
 
     #[test]
     fn each_setting_is_found_by_a_name_of_its_own() {
-        for setting in Setting::ALL {
+        for &setting in Setting::ALL {
             let message = format!("raise the limit with {setting}, or load less");
             assert_eq!(Setting::named_in(&message), [setting]);
             assert_eq!(Setting::translate(&message, |_| "--flag"), "raise the limit with --flag, or load less");

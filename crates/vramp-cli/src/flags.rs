@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn every_setting_has_a_flag_or_a_command() {
-        for setting in Setting::ALL {
+        for &setting in Setting::ALL {
             assert!(flag(setting).starts_with("--") || flag(setting).starts_with("`vramp "), "{setting}");
         }
     }
