@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::dcp::{self, Offsets, Piece};
 use super::index::Index;
 use super::safetensors::Stored;
-use super::shard::Head;
+use super::shard::FileHeader;
 use super::{Checkpoint, Format, Shard, TensorData, TensorInfo};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex};
@@ -20,7 +20,7 @@ use crate::fault::{Fault, Listed, counted, quoted};
 use crate::storage::LocalStorage;
 
 /// A single file as a checkpoint, its tensors as they are stored: pieces stay pieces.
-pub(crate) fn one(path: &Path, head: Head) -> Checkpoint {
+pub(crate) fn one(path: &Path, head: FileHeader) -> Checkpoint {
     let mut warnings = head.header.warnings;
     let cut = dcp::offsets(&head.header.metadata).ok().flatten().unwrap_or_default();
     let pieces: Listed =
@@ -49,7 +49,7 @@ fn is_inner(cut: &Offsets, stored: &Stored) -> bool {
 }
 
 /// Many files as one checkpoint. `heads` are those of the index's files, in its order, where there is an index.
-pub(crate) fn many(path: &Path, heads: Vec<Head>, index: Option<&Index>) -> Result<Checkpoint> {
+pub(crate) fn many(path: &Path, heads: Vec<FileHeader>, index: Option<&Index>) -> Result<Checkpoint> {
     let cuts = heads.iter().map(cut).collect::<Result<Vec<_>>>()?;
     let mut merge = Merge { index, heads: &heads, cuts: &cuts, ..Merge::new(&heads, &cuts) };
     let tensors = merge.run().map_err(|fault| Error::malformed(path, fault))?;
@@ -70,21 +70,21 @@ fn checkpoint(
     warnings: Vec<String>,
 ) -> Checkpoint {
     let (path, format) = (path.to_owned(), Format::Safetensors);
-    let storage = Arc::new(LocalStorage); // whoever opens it says otherwise
+    let storage = Arc::new(LocalStorage); // `Checkpoint::open_with` sets the storage that was read
     let (skipped, shared) = (Vec::new(), Vec::new());
     Checkpoint { path, shards, tensors, metadata, warnings, format, skipped, shared, storage }
 }
 
-fn cut(head: &Head) -> Result<Offsets> {
+fn cut(head: &FileHeader) -> Result<Offsets> {
     let offsets = dcp::offsets(&head.header.metadata).map_err(|fault| Error::malformed(&head.shard.path, fault))?;
     Ok(offsets.unwrap_or_default())
 }
 
-fn warnings_of(head: &Head) -> impl Iterator<Item = String> {
+fn warnings_of(head: &FileHeader) -> impl Iterator<Item = String> {
     head.header.warnings.iter().map(|warning| format!("{}: {warning}", name_of(head)))
 }
 
-fn parts(heads: Vec<Head>) -> (Vec<Shard>, BTreeMap<String, String>) {
+fn parts(heads: Vec<FileHeader>) -> (Vec<Shard>, BTreeMap<String, String>) {
     let mut metadata = BTreeMap::new();
     let mut shards = Vec::with_capacity(heads.len());
     for head in heads {
@@ -97,9 +97,9 @@ fn parts(heads: Vec<Head>) -> (Vec<Shard>, BTreeMap<String, String>) {
 }
 
 /// The keys of the metadata that say different things in different files: the first file's value is the one that is kept.
-fn disagreements(heads: &[Head]) -> Option<String> {
-    let mut first: BTreeMap<&str, (&str, &Head)> = BTreeMap::new();
-    let mut differ: BTreeMap<&str, &Head> = BTreeMap::new();
+fn disagreements(heads: &[FileHeader]) -> Option<String> {
+    let mut first: BTreeMap<&str, (&str, &FileHeader)> = BTreeMap::new();
+    let mut differ: BTreeMap<&str, &FileHeader> = BTreeMap::new();
     for head in heads {
         // Where the pieces of tensors begin is another thing in each file.
         let own = head.header.metadata.iter().filter(|(key, _)| *key != dcp::KEY);
@@ -110,7 +110,7 @@ fn disagreements(heads: &[Head]) -> Option<String> {
             }
         }
     }
-    let said = |(key, other): (&str, &Head)| {
+    let said = |(key, other): (&str, &FileHeader)| {
         let (kept, head) = first.get(key)?;
         let kept = kept.char_indices().nth(60).map_or((*kept).to_owned(), |(end, _)| format!("{}…", &kept[..end]));
         Some(format!("{} is {} as in {}, not as in {}", quoted(key), quoted(&kept), name_of(head), name_of(other)))
@@ -119,19 +119,19 @@ fn disagreements(heads: &[Head]) -> Option<String> {
     (!differ.is_empty()).then(|| format!("the files disagree on their metadata, and the first one's is kept: {differ}"))
 }
 
-fn plain_name(head: &Head) -> Cow<'_, str> {
+fn plain_name(head: &FileHeader) -> Cow<'_, str> {
     let path = &head.shard.path;
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()
 }
 
-fn name_of(head: &Head) -> String {
+fn name_of(head: &FileHeader) -> String {
     quoted(&plain_name(head))
 }
 
 /// The state of one merge: the inputs, and the problems and remarks so far.
 struct Merge<'a> {
     index: Option<&'a Index>,
-    heads: &'a [Head],
+    heads: &'a [FileHeader],
     cuts: &'a [Offsets],
     stale: Listed,
     twice: Listed,
@@ -142,7 +142,7 @@ struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    fn new(heads: &'a [Head], cuts: &'a [Offsets]) -> Merge<'a> {
+    fn new(heads: &'a [FileHeader], cuts: &'a [Offsets]) -> Merge<'a> {
         Merge {
             index: None,
             heads,
@@ -175,7 +175,8 @@ impl<'a> Merge<'a> {
     /// Every stored tensor with its shard, by name.
     fn stored(&self) -> Vec<(ShardIndex, &'a Stored)> {
         let number = |at: usize| ShardIndex::try_from(at).unwrap_or(ShardIndex::MAX);
-        let of = |(at, head): (usize, &'a Head)| head.header.tensors.iter().map(move |stored| (number(at), stored));
+        let of =
+            |(at, head): (usize, &'a FileHeader)| head.header.tensors.iter().map(move |stored| (number(at), stored));
         let mut stored: Vec<_> = self.heads.iter().enumerate().flat_map(of).collect();
         stored.sort_by(|a, b| a.1.name.cmp(&b.1.name).then(a.0.cmp(&b.0)));
         stored

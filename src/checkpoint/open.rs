@@ -119,7 +119,7 @@ fn open_file(path: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     }
     // Under its own name a safetensors file is what everyone takes it for; under another, a second archive may be in it.
     let named = path.extension().is_some_and(|extension| extension == "safetensors");
-    if !named && torch::hides_archive(&Opened::from(&*file).whole()).map_err(|error| Error::io("read", path, error))? {
+    if !named && torch::hides_archive(&Opened::from(&*file)).map_err(|error| Error::io("read", path, error))? {
         return Err(Error::malformed(path, torch::hidden_archive()));
     }
     demand_no_key(path, options)?;

@@ -43,13 +43,13 @@ impl Shard {
 
 /// One weight file and what its header says.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct FileHeader {
     pub(crate) shard: Shard,
     pub(crate) header: Header,
 }
 
 /// Reads the heads of many files, several at a time. All damaged files are in the one error.
-pub(crate) fn read_heads(storage: &dyn Storage, paths: &[PathBuf], limit: u64) -> Result<Vec<Head>> {
+pub(crate) fn read_heads(storage: &dyn Storage, paths: &[PathBuf], limit: u64) -> Result<Vec<FileHeader>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -81,7 +81,7 @@ fn threads_for(files: usize) -> usize {
     files.div_ceil(2).min(cores.max(2)).min(THREADS)
 }
 
-fn all_or_one_error(heads: impl Iterator<Item = Result<Head>>) -> Result<Vec<Head>> {
+fn all_or_one_error(heads: impl Iterator<Item = Result<FileHeader>>) -> Result<Vec<FileHeader>> {
     let (mut good, mut first, mut others) = (Vec::new(), None, Listed::new());
     for head in heads {
         match (head, &first) {
@@ -104,12 +104,12 @@ fn file_name(path: &Path) -> String {
 }
 
 /// Reads the head of one file.
-pub(crate) fn read_head(storage: &dyn Storage, path: &Path, limit: u64) -> Result<Head> {
+pub(crate) fn read_head(storage: &dyn Storage, path: &Path, limit: u64) -> Result<FileHeader> {
     head_of(&*open(storage, path)?, limit)
 }
 
 /// Reads the head of an open file.
-pub(crate) fn head_of(file: &dyn OpenFile, limit: u64) -> Result<Head> {
+pub(crate) fn head_of(file: &dyn OpenFile, limit: u64) -> Result<FileHeader> {
     let (path, version, source) = (file.path(), file.version(), file.source(Route::Buffered));
     let bytes = version.len();
     let beginning = read(&*source, path, 0, bytes.min(FIRST_READ))?;
@@ -119,7 +119,7 @@ pub(crate) fn head_of(file: &dyn OpenFile, limit: u64) -> Result<Head> {
         None => safetensors::parse(&read(&*source, path, LENGTH_BYTES, header_bytes)?, bytes),
     };
     let header = header.map_err(|fault| Error::malformed(path, fault))?;
-    Ok(Head { shard: Shard { path: path.to_owned(), bytes, version, derived: None }, header })
+    Ok(FileHeader { shard: Shard { path: path.to_owned(), bytes, version, derived: None }, header })
 }
 
 /// Opens a file to read what it says of itself.

@@ -36,10 +36,6 @@ pub(crate) fn is_safetensors(beginning: &[u8], len: u64) -> bool {
 /// The beginning of a file is all that is looked at.
 pub(crate) struct Opened;
 
-impl Opened {
-    pub(crate) fn whole(&self) {}
-}
-
 impl From<&dyn OpenFile> for Opened {
     fn from(_: &dyn OpenFile) -> Opened {
         Opened
@@ -47,7 +43,7 @@ impl From<&dyn OpenFile> for Opened {
 }
 
 /// No archive is read, so that none can be taken for the file.
-pub(crate) fn hides_archive(_: &()) -> io::Result<bool> {
+pub(crate) fn hides_archive(_: &Opened) -> io::Result<bool> {
     Ok(false)
 }
 

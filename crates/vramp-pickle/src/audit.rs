@@ -164,7 +164,7 @@ pub fn audit_file(
     header: &dyn Fn() -> Option<String>,
 ) -> io::Result<Audit> {
     let mut audit = Audit::new(path, bytes.len());
-    // Only where it is one item somebody reads such a file as a whole.
+    // Such a file is read as a whole only where it is one item.
     let in_parts = path.extension().is_some_and(|extension| extension == "distcp");
     audit.look(bytes, in_parts)?;
     if audit.format == "safetensors"
@@ -268,7 +268,7 @@ impl Audit {
             }
             at = at.saturating_add(next.ran.end as u64);
         }
-        // More of them are told of as what they are.
+        // Each further one is reported for what it is.
         self.pickles(Place::of(bytes, None), 0)
     }
 

@@ -1,11 +1,9 @@
 //! Bytes by position, from a file or from memory: what the readers of archives are given.
 //!
-//! A window is a part of a file, so that an archive within a file is read like one of its own. Reads are bounded by the window.
+//! A section is a part of other bytes, so that an archive within a file is read like one of its own.
 
 use std::cell::RefCell;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 
 /// Bytes that are read by position.
 pub trait Bytes {
@@ -41,11 +39,15 @@ impl Bytes for Memory<'_> {
     }
 }
 
-/// A part of other bytes.
-pub(crate) struct Section<'a, B: Bytes + ?Sized> {
-    pub(crate) whole: &'a B,
-    pub(crate) start: u64,
-    pub(crate) len: u64,
+/// A part of other bytes. Reads are bounded by it.
+#[derive(Debug)]
+pub struct Section<'a, B: Bytes + ?Sized> {
+    /// The other bytes.
+    pub whole: &'a B,
+    /// First byte.
+    pub start: u64,
+    /// Number of bytes.
+    pub len: u64,
 }
 
 impl<B: Bytes + ?Sized> Bytes for Section<'_, B> {
@@ -58,31 +60,6 @@ impl<B: Bytes + ?Sized> Bytes for Section<'_, B> {
             Some(end) if end <= self.len => self.whole.read(self.start.saturating_add(offset), target),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
-    }
-}
-
-/// A part of an open file.
-#[derive(Debug, Clone, Copy)]
-pub struct Window<'a> {
-    /// The file.
-    pub file: &'a File,
-    /// First byte.
-    pub start: u64,
-    /// Number of bytes.
-    pub len: u64,
-}
-
-impl Bytes for Window<'_> {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(target.len() as u64);
-        if end.is_none_or(|end| end > self.len) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.file.read_exact_at(target, self.start.saturating_add(offset))
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Part {
     pub assembled: Assembled,
     /// What is no tensor, or none that could be loaded.
     pub skipped: Vec<Aside>,
-    /// What a person should be told.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
     /// Tensors that are cut over ranks; empty unless it was read as one rank's file.
     pub cut: Vec<CutFound>,

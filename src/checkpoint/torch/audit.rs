@@ -47,5 +47,5 @@ pub fn audit_in(path: impl AsRef<Path>, storage: &Arc<dyn Storage>) -> Result<Au
 pub fn audit_with(path: &Path, items: &Items, storage: &dyn Storage) -> Result<Audit> {
     let file = shard::open(storage, path)?;
     let header = || shard::head_of(&*file, MAX_HEADER_BYTES).err().map(|error| error.to_string());
-    audit_file(path, &Opened::from(&*file).whole(), items, &header).map_err(|error| Error::io("read", path, error))
+    audit_file(path, &Opened::from(&*file), items, &header).map_err(|error| Error::io("read", path, error))
 }

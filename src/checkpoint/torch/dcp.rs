@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use vramp_pickle::bytes;
+use vramp_pickle::bytes::{self, Bytes};
 use vramp_pickle::dcp::{Description, Place, is_metadata};
 use vramp_pickle::pickle::MAX_PICKLE_BYTES;
 
@@ -87,7 +87,7 @@ fn describe(path: &Path, options: &OpenOptions) -> Result<Description> {
         let what = format!("the length in bytes of {}", path.display());
         return Err(Error::Limit { what, limit: MAX_PICKLE_BYTES, found: file.len(), hint: None });
     }
-    let text = bytes::read_vec(&file.whole(), 0, file.len()).map_err(|error| Error::io("read", path, error))?;
+    let text = bytes::read_vec(&file, 0, file.len()).map_err(|error| Error::io("read", path, error))?;
     let refused = |refused| Reader { path, options, rank: None }.refused(&refused);
     let description = Description::read(text, options.skip_unknown).map_err(refused)?;
     // No path leaves the folder; none is opened before all are known to stay.

@@ -44,7 +44,7 @@ pub(crate) fn hidden_archive() -> Fault {
 /// A file of PyTorch as a checkpoint.
 pub(crate) fn open(path: &Path, file: &Opened, kind: Kind, options: &OpenOptions) -> Result<Checkpoint> {
     let reader = Reader { path, options, rank: None };
-    let (part, format) = reader.part(&file.whole(), kind, 0)?;
+    let (part, format) = reader.part(file, kind, 0)?;
     Ok(reader.checkpoint(part, file.version(), format))
 }
 

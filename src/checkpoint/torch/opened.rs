@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use vramp_pickle::bytes::Bytes;
+use vramp_pickle::bytes::{Bytes, Section};
 
 use crate::checkpoint::shard;
 use crate::error::{Error, Result};
@@ -23,23 +23,13 @@ impl Opened {
         Ok(Opened::from(&*shard::open(storage, path)?))
     }
 
-    /// Number of bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.version.len()
-    }
-
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }
 
-    /// All of it.
-    pub(crate) fn whole(&self) -> Window<'_> {
-        self.part(0, self.len())
-    }
-
     /// The `len` bytes from `start` on.
-    pub(crate) fn part(&self, start: u64, len: u64) -> Window<'_> {
-        Window { source: &*self.source, start, len }
+    pub(crate) fn part(&self, start: u64, len: u64) -> Section<'_, Opened> {
+        Section { whole: self, start, len }
     }
 }
 
@@ -49,25 +39,13 @@ impl From<&dyn OpenFile> for Opened {
     }
 }
 
-/// A part of an open file. Reads are bounded by it.
-#[derive(Clone, Copy)]
-pub(crate) struct Window<'a> {
-    source: &'a dyn Source,
-    start: u64,
-    len: u64,
-}
-
-impl Bytes for Window<'_> {
+impl Bytes for Opened {
     fn len(&self) -> u64 {
-        self.len
+        self.version.len()
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(target.len() as u64);
-        if end.is_none_or(|end| end > self.len) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        match self.source.read_at(self.start.saturating_add(offset), target) {
+        match self.source.read_at(offset, target) {
             Ok(_) => Ok(()),
             Err(Error::Io { source, .. }) => Err(source),
             Err(error @ Error::Changed { .. }) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, error)),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use vramp_pickle::bytes;
+use vramp_pickle::bytes::{self, Bytes};
 use vramp_pickle::{Bounds, Layout};
 
 use super::Opened;
@@ -137,7 +137,7 @@ impl<'a> Ranks<'a> {
     fn file(&mut self, rank: u64, name: &str) -> Result<()> {
         let path = self.folder.join(name);
         let file = Opened::of(&*self.options.storage, &path)?;
-        let beginning = bytes::read_vec(&file.whole(), 0, file.len().min(BEGINNING));
+        let beginning = bytes::read_vec(&file, 0, file.len().min(BEGINNING));
         let beginning = beginning.map_err(|error| Error::io("read", &path, error))?;
         let Some(kind) = recognise(&beginning, file.len()) else {
             let what = "no file of torch.save, though its name is that of one rank of a parallel program".to_owned();
@@ -145,7 +145,7 @@ impl<'a> Ranks<'a> {
         };
         let number = ShardIndex::try_from(self.shards.len()).unwrap_or(ShardIndex::MAX);
         let reader = Reader { path: &path, options: self.options, rank: Some(rank) };
-        let (part, format) = reader.part(&file.whole(), kind, number)?;
+        let (part, format) = reader.part(&file, kind, number)?;
         let Part { tensors, recipe, shared, skipped, warnings, cut, sums } = part;
         (self.files, self.format) = (self.files + 1, format);
         let shard = Shard { path: path.clone(), bytes: file.len(), version: file.version().clone(), derived: None };

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use vramp_pickle::bytes::Bytes;
 use vramp_pickle::read::demand;
 use vramp_pickle::sums;
 pub use vramp_pickle::sums::Sums;
