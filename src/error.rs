@@ -194,8 +194,7 @@ pub enum Error {
 }
 
 /// The condition that an [`Error`] describes. Its text is short and stable: `io`, `not_found`, `malformed`, ….
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The operating system refused an operation.

@@ -22,23 +22,6 @@ impl Location {
         let begins = scheme.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
         (begins && scheme.bytes().all(is_scheme)).then_some(scheme)
     }
-
-    /// What lies below this folder under that name.
-    #[must_use]
-    pub fn join(&self, name: impl AsRef<Path>) -> Location {
-        Location { text: self.text.join(name) }
-    }
-
-    /// The folder that it lies in; `None` at the top. The folder of a bare name is the empty path, the working folder.
-    pub fn parent(&self) -> Option<Location> {
-        let parent = self.text.parent()?;
-        Some(Location { text: parent.to_owned() })
-    }
-
-    /// The last part of it.
-    pub fn file_name(&self) -> Option<&str> {
-        self.text.file_name()?.to_str()
-    }
 }
 
 impl fmt::Display for Location {
@@ -83,13 +66,10 @@ mod tests {
 
     #[test]
     fn a_url_keeps_its_text_and_a_path_has_no_scheme() {
-        let file = Location::from("s3://bucket/model").join("model.safetensors");
+        let file = Location::from("s3://bucket/model/model.safetensors");
         assert_eq!((file.to_string().as_str(), file.scheme()), ("s3://bucket/model/model.safetensors", Some("s3")));
-        assert_eq!(file.parent().unwrap().to_string(), "s3://bucket/model");
-        assert_eq!(file.file_name(), Some("model.safetensors"));
         for path in ["/a/b", "a", "./x:y", "://", "1a://b", "a b://c"] {
             assert_eq!(Location::from(path).scheme(), None, "{path}");
         }
-        assert_eq!(Location::from("a").parent(), Some(Location::from("")));
     }
 }
