@@ -154,7 +154,8 @@ pub(super) fn convert_in(
     // A block is no larger than a batch.
     let most = usize::try_from(batch_bytes).unwrap_or(usize::MAX);
     let bounds = Bounds { block_bytes: Bounds::STREAM.block_bytes.min(most), ..Bounds::STREAM };
-    let saving = Saving::begin_within(store, target, layout, &work.save_options(), bounds)?;
+    let mut saving = Saving::without_file(store, target, layout, &work.save_options(), bounds)?;
+    saving.settle()?;
     let (saving, warnings) = work.carry_out(saving)?;
     let saved = saving.finish()?;
     let Work { skipped, scales, notes: Notes { ties, .. }, warnings: planned, .. } = work;

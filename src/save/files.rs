@@ -1,13 +1,13 @@
 //! The files of a save under way: made under temporary names one after the other, several of them open at a time.
 //!
-//! Each is a [`Lane`]. A file that has all of its bytes is made durable while the next ones are written; how many are open, and
+//! Each is a [`FileWriter`]. A file that has all of its bytes is made durable while the next ones are written; how many are open, and
 //! how many blocks exist, is bounded ([`Bounds`]). Nothing here knows where a tensor's bytes come from, or puts a file in place.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::lane::{Lane, Work};
+use super::file_writer::{FileWriter, Work};
 use super::publish::Place;
 use super::sums::Sums;
 use super::{Layout, Leftovers};
@@ -57,7 +57,7 @@ pub(super) struct Files<'s> {
 
 struct Open {
     shard: usize,
-    lane: Lane,
+    writer: FileWriter,
     ended: bool,
 }
 
@@ -116,8 +116,8 @@ impl<'s> Files<'s> {
         file.reserve(laid_out.bytes)?;
         let sums = self.with_digests.then(|| Sums::of(laid_out, &layout));
         let beside = laid_out.bytes > self.bounds.block_bytes as u64;
-        let lane = Lane::start(path, Work { file, sums }, beside);
-        self.open.push(Open { shard, lane, ended: false });
+        let writer = FileWriter::start(path, Work { file, sums }, beside);
+        self.open.push(Open { shard, writer, ended: false });
         Ok(())
     }
 
@@ -131,26 +131,26 @@ impl<'s> Files<'s> {
     /// # Errors
     /// That of the first one that cannot.
     pub(super) fn check(&mut self) -> Result<()> {
-        let failed = self.open.iter_mut().find(|open| open.lane.has_failed());
-        failed.map_or(Ok(()), |open| Err(open.lane.reason()))
+        let failed = self.open.iter_mut().find(|open| open.writer.has_failed());
+        failed.map_or(Ok(()), |open| Err(open.writer.reason()))
     }
 
     /// Blocks of the file that were given and are not hashed yet.
     pub(super) fn waiting(&self, shard: usize) -> u64 {
-        self.open.iter().find(|open| open.shard == shard).map_or(0, |open| open.lane.waiting())
+        self.open.iter().find(|open| open.shard == shard).map_or(0, |open| open.writer.waiting())
     }
 
     /// Hands the next block of an open file over.
     pub(super) fn give(&mut self, shard: usize, block: Filled) -> Result<()> {
-        self.open_file(shard)?.lane.give(block)
+        self.open_file(shard)?.writer.give(block)
     }
 
     /// The open file has all of its bytes.
     pub(super) fn end(&mut self, shard: usize) -> Result<()> {
         let open = self.open_file(shard)?;
         open.ended = true;
-        if open.lane.is_beside() {
-            open.lane.end();
+        if open.writer.is_beside() {
+            open.writer.end();
             return Ok(());
         }
         self.complete_one().map(drop)
@@ -159,9 +159,9 @@ impl<'s> Files<'s> {
     /// Waits until the oldest file that has all of its bytes is durable. `false`: each lacks some.
     pub(super) fn complete_one(&mut self) -> Result<bool> {
         let Some(at) = self.open.iter().position(|open| open.ended) else { return Ok(false) };
-        let lane = self.open.remove(at).lane;
-        let path = lane.path.clone();
-        let complete = lane.complete()?;
+        let writer = self.open.remove(at).writer;
+        let path = writer.path.clone();
+        let complete = writer.complete()?;
         self.leftovers.keep(&path, complete.lock);
         self.digests.extend(complete.digests);
         Ok(true)

@@ -3,14 +3,14 @@
 //! A save is laid out before anything is written (`layout`), written to temporary names in the folder where it will lie, made
 //! durable, and put in place at the end in one step that readers either see or do not (`publish`). [`save`] takes tensors in
 //! memory of any device, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. `files` has several
-//! files under way at a time, a `lane` each. Files come and go through a [`Store`]; nothing here reads a weight file by itself,
+//! files under way at a time, a `file_writer` each. Files come and go through a [`Store`]; nothing here reads a weight file by itself,
 //! knows a device by name, or holds more than its blocks (48 MiB of a stream, 96 MiB else) of what it is given.
 
 mod batches;
 mod convert;
 mod feed;
+mod file_writer;
 mod files;
-mod lane;
 mod layout;
 mod leftovers;
 mod publish;
@@ -287,17 +287,7 @@ impl<'s> Saving<'s> {
     /// # Errors
     /// When the folder that it should lie in is missing, too full, or holds something that must not be replaced.
     pub fn begin(store: &'s dyn Store, target: &Target, layout: Layout, options: &SaveOptions) -> Result<Saving<'s>> {
-        Saving::begin_within(store, target, layout, options, Bounds::STREAM)
-    }
-
-    fn begin_within(
-        store: &'s dyn Store,
-        target: &Target,
-        layout: Layout,
-        options: &SaveOptions,
-        bounds: Bounds,
-    ) -> Result<Saving<'s>> {
-        let mut saving = Saving::without_file(store, target, layout, options, bounds)?;
+        let mut saving = Saving::without_file(store, target, layout, options, Bounds::STREAM)?;
         saving.settle()?;
         Ok(saving)
     }

@@ -18,8 +18,8 @@ use crate::durable::NewFile;
 use crate::error::{Error, Result};
 use crate::memory::Filled;
 
-/// A file on its way.
-pub(super) struct Lane {
+/// The writer of one file.
+pub(super) struct FileWriter {
     /// Under which name it is made.
     pub(super) path: PathBuf,
     way: Way,
@@ -56,12 +56,12 @@ pub(super) struct Complete {
     pub(super) digests: Vec<(Arc<str>, Digest)>,
 }
 
-impl Lane {
+impl FileWriter {
     /// Starts a file. Its blocks are worked on beside the caller if `beside` says so.
-    pub(super) fn start(path: PathBuf, work: Work, beside: bool) -> Lane {
+    pub(super) fn start(path: PathBuf, work: Work, beside: bool) -> FileWriter {
         let hashed = Arc::new(AtomicU64::new(0));
         let way = if beside { Way::thread(work, &hashed) } else { Way::Here(Some(work)) };
-        Lane { path, way, given: 0, hashed }
+        FileWriter { path, way, given: 0, hashed }
     }
 
     /// Whether its blocks are worked on beside the caller.
@@ -170,7 +170,7 @@ impl Work {
     }
 }
 
-impl Drop for Lane {
+impl Drop for FileWriter {
     /// A file that is given up is let go before anything is removed.
     fn drop(&mut self) {
         if let Way::Thread { blocks, thread } = &mut self.way {
