@@ -1,7 +1,6 @@
-//! The port to where bytes come from. A [`Storage`] says what lies at a [`Location`], lists folders and opens files; an
-//! [`OpenFile`] remembers what it was when it was opened,
-//! knows which of its parts are in the page cache, and hands out one [`Source`] for each [`Route`]; a source is asked for
-//! bytes by position.
+//! The read port. A [`Storage`] says what lies at a [`Location`], lists folders and opens files. An [`OpenFile`] knows its
+//! [`Version`] and which of its parts are in the page cache, and has one [`Source`] for each [`Route`]; a source reads bytes by
+//! position.
 //!
 //! The routes of a local file: [`Route::Buffered`] (through the page cache), [`Route::Direct`] (past it) and
 //! [`Route::Mapped`] (copied out of a mapping; no slice is ever lent); where the device reads files itself, [`GpuDirect`] makes
