@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let outline = |at: usize| Outline {
         name: format!("layer.{at:03}").into(),
         dtype: Dtype::BF16,
-        shape: [1024, columns].into(),
+        shape: [1024, usize::try_from(columns).unwrap_or(usize::MAX)].into(),
     };
     let inputs: Vec<Input<'_>> = values
         .iter()

@@ -95,8 +95,8 @@ dtypes! {
 impl Dtype {
     /// Bytes that a tensor of `shape` takes. `None` where the product overflows 64 bits, or the bits do not fill whole bytes (an
     /// odd number of F4 elements).
-    pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
-        let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim))?;
+    pub fn tensor_bytes(self, shape: &[usize]) -> Option<u64> {
+        let elements = shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim as u64))?;
         let bits = elements.checked_mul(self.bits())?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
@@ -147,7 +147,7 @@ impl StoredDtype {
     }
 
     /// As [`Dtype::tensor_bytes`]; `None` for an unknown type.
-    pub fn tensor_bytes(&self, shape: &[u64]) -> Option<u64> {
+    pub fn tensor_bytes(&self, shape: &[usize]) -> Option<u64> {
         self.known()?.tensor_bytes(shape)
     }
 
@@ -193,9 +193,19 @@ impl serde::Serialize for Dtype {
     }
 }
 
+/// The numbers of a shape as the Rust type of an index.
+pub(crate) fn dims(numbers: &[u64]) -> Vec<usize> {
+    numbers.iter().map(|&number| usize::try_from(number).unwrap_or(usize::MAX)).collect()
+}
+
+/// The elements along each dimension as 64-bit numbers, as byte ranges are counted.
+pub(crate) fn wide(shape: &[usize]) -> Vec<u64> {
+    shape.iter().map(|&dim| dim as u64).collect()
+}
+
 /// Number of elements of a shape: 1 for a scalar, 0 where a dimension is 0, `u64::MAX` where the product is larger.
-pub fn element_count(shape: &[u64]) -> u64 {
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim)) }
+pub fn element_count(shape: &[usize]) -> u64 {
+    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &dim| product.saturating_mul(dim as u64)) }
 }
 
 #[cfg(test)]
@@ -217,7 +227,7 @@ mod tests {
         assert_eq!(Dtype::F4.tensor_bytes(&[3]), None);
         assert_eq!(Dtype::F6_E2M3.tensor_bytes(&[4]), Some(3));
         assert_eq!(Dtype::BF16.tensor_bytes(&[]), Some(2));
-        assert_eq!(Dtype::F32.tensor_bytes(&[0, u64::MAX]), Some(0));
+        assert_eq!(Dtype::F32.tensor_bytes(&[0, usize::MAX]), Some(0));
         assert_eq!(Dtype::F32.tensor_bytes(&[1 << 62]), None);
         assert_eq!(Dtype::F32.tensor_bytes(&[1 << 32, 1 << 32]), None);
         assert_eq!((element_count(&[]), element_count(&[3, 0]), element_count(&[3, 5])), (1, 0, 15));

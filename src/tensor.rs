@@ -16,19 +16,19 @@ use crate::error::{Error, Result};
 const READ_BACK_BYTES: usize = 1 << 20;
 
 /// Name, type and shape.
-pub(crate) type Described = (Arc<str>, Dtype, Arc<[u64]>);
+pub(crate) type Described = (Arc<str>, Dtype, Arc<[usize]>);
 
 /// A tensor in memory. Cloning is cheap and shares the memory; `Send` and `Sync`.
 #[derive(Clone)]
 pub struct Tensor {
     name: Arc<str>,
     dtype: Dtype,
-    shape: Arc<[u64]>,
+    shape: Arc<[usize]>,
     view: View,
 }
 
 impl Tensor {
-    pub(crate) fn new(name: Arc<str>, dtype: Dtype, shape: Arc<[u64]>, view: View) -> Tensor {
+    pub(crate) fn new(name: Arc<str>, dtype: Dtype, shape: Arc<[usize]>, view: View) -> Tensor {
         Tensor { name, dtype, shape, view }
     }
 
@@ -43,7 +43,7 @@ impl Tensor {
     }
 
     /// Elements along each dimension, outermost first; empty for a scalar.
-    pub fn shape(&self) -> &[u64] {
+    pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
@@ -142,7 +142,7 @@ impl Tensor {
             );
             return Err(Error::Request { what, hint: None });
         };
-        let view = self.view.transposed([rows, columns], bits / 8)?;
+        let view = self.view.transposed([rows as u64, columns as u64], bits / 8)?;
         let (name, dtype) = (Arc::clone(&self.name), self.dtype);
         Ok(Tensor { name, dtype, shape: [columns, rows].into(), view })
     }
@@ -195,7 +195,7 @@ pub struct RawTensor {
     /// The element type.
     pub dtype: Dtype,
     /// Elements along each dimension, outermost first; row-major, without gaps.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
     /// Keeps the memory. Dropping it may free it.
     pub guard: MemoryGuard,
 }

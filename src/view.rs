@@ -40,7 +40,7 @@ pub struct Mapped {
 pub struct MappedTensor {
     name: Arc<str>,
     dtype: Dtype,
-    shape: Arc<[u64]>,
+    shape: Arc<[usize]>,
     /// `None` for a tensor without bytes.
     map: Option<Arc<MappedFile>>,
     offset: u64,
@@ -193,7 +193,7 @@ impl MappedTensor {
     }
 
     /// Elements along each dimension, outermost first; empty for a scalar.
-    pub fn shape(&self) -> &[u64] {
+    pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 

@@ -18,7 +18,7 @@ use vramp::testing::{LazyDevice, Random, watched};
 struct Stored {
     name: String,
     dtype: Dtype,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
@@ -28,16 +28,16 @@ pub(crate) struct Sample {
     checkpoint: Checkpoint,
     selection: Selection,
     to: Float,
-    expected: BTreeMap<String, (Dtype, Vec<u64>, Vec<u8>)>,
+    expected: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
 }
 
-fn stored(name: &str, dtype: Dtype, shape: &[u64], random: &mut Random) -> Stored {
+fn stored(name: &str, dtype: Dtype, shape: &[usize], random: &mut Random) -> Stored {
     let bytes = random.bytes(dtype.tensor_bytes(shape).unwrap() as usize);
     Stored { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
 }
 
-fn scales(name: &str, shape: &[u64], random: &mut Random) -> Stored {
-    let count = shape.iter().product::<u64>();
+fn scales(name: &str, shape: &[usize], random: &mut Random) -> Stored {
+    let count = shape.iter().product::<usize>();
     let values = (0..count).flat_map(|_| ((random.below(2000) as f32 - 900.0) / 777.0).to_le_bytes());
     Stored { name: name.to_owned(), dtype: Dtype::F32, shape: shape.to_vec(), bytes: values.collect() }
 }
@@ -68,7 +68,12 @@ fn write_tied(path: &Path, tensors: &[Stored], pad: usize, ties: &[(&str, &str)]
 }
 
 /// The elements of rows `rows` and columns `columns` of a matrix, each converted by itself, with its own scale.
-fn oracle(tensor: &Stored, to: Float, scale: Option<(&Stored, [u64; 2])>, cut: [std::ops::Range<u64>; 2]) -> Vec<u8> {
+fn oracle(
+    tensor: &Stored,
+    to: Float,
+    scale: Option<(&Stored, [usize; 2])>,
+    cut: [std::ops::Range<usize>; 2],
+) -> Vec<u8> {
     let Some(from) = Float::of(tensor.dtype) else { return tensor.bytes.clone() };
     let (width, [_, columns]) = (from.bytes() as usize, matrix(&tensor.shape));
     let mut result = Vec::new();
@@ -95,7 +100,7 @@ fn oracle(tensor: &Stored, to: Float, scale: Option<(&Stored, [u64; 2])>, cut: [
     result
 }
 
-fn matrix(shape: &[u64]) -> [u64; 2] {
+fn matrix(shape: &[usize]) -> [usize; 2] {
     let columns = shape.last().copied().unwrap_or(1);
     [shape.iter().rev().skip(1).product(), columns]
 }
@@ -104,10 +109,10 @@ impl Sample {
     /// Tensors of every kind that a load converts, some cut, some with scales, at offsets of any alignment.
     pub(crate) fn new(seed: u64, to: Float) -> Sample {
         let mut random = Random::new(seed);
-        let (rows, columns) = (130 + random.below(40) as u64, 140 + random.below(60) as u64);
+        let (rows, columns) = (130 + random.below(40), 140 + random.below(60));
         let block_scales = [rows.div_ceil(128), columns.div_ceil(128)];
         let tensors = [
-            stored("a.odd", Dtype::U8, &[1 + random.below(7) as u64], &mut random),
+            stored("a.odd", Dtype::U8, &[1 + random.below(7)], &mut random),
             stored("b.f32", Dtype::F32, &[37, 11], &mut random),
             stored("c.f16", Dtype::F16, &[5, 300], &mut random),
             stored("d.bf16", Dtype::BF16, &[64, 33], &mut random),
@@ -207,7 +212,7 @@ fn values(folder: &Path, values: &[(&str, &[f32])]) -> Checkpoint {
     let stored = values.iter().map(|(name, values)| Stored {
         name: (*name).to_owned(),
         dtype: Dtype::F32,
-        shape: vec![values.len() as u64],
+        shape: vec![values.len()],
         bytes: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
     });
     let path = folder.join("values.safetensors");
@@ -288,7 +293,7 @@ fn every_spelling_and_every_shape_of_scales_is_applied_and_said() {
         ("w.gate_up_proj", "w.gate_up_proj_scale_inv"),
         ("w.gate_weight", "w.gate_scale_weight"),
     ];
-    let shapes: [(&[u64], [u64; 2]); 8] = [
+    let shapes: [(&[usize], [usize; 2]); 8] = [
         (&[], [200, 300]),
         (&[1], [200, 300]),
         (&[1, 1], [200, 300]),

@@ -231,7 +231,7 @@ fn again(wanted: &[Wanted], repeats: &[(prop::sample::Index, bool)]) -> Vec<Want
             [run] if !whole && run.count == 1 && tensor.cast.is_none() => {
                 let (offset, len) = (run.offset + run.run / 2, run.run - run.run / 2);
                 let runs = vec![Strided::contiguous(Extent { offset, len, shard: run.shard }, 0)];
-                let shape = [len].into();
+                let shape = [len as usize].into();
                 Some(Wanted { name, runs, bytes: len, shape, dtype: Dtype::U8, ..tensor.clone() })
             }
             _ => Some(Wanted { name, ..tensor.clone() }),
@@ -263,7 +263,7 @@ fn want(shard: u32, index: usize, dtype: Dtype, offset: u64, bytes: u64, choice:
     let (bytes, cast) =
         (cast.map_or(stored, |cast| cast.converted(stored)), cast.map(|cast| WantedCast { cast, origin: offset }));
     let name: Arc<str> = format!("{shard}.{index}").into();
-    Some(Wanted { name, aliases: Vec::new(), dtype, shape: [bytes].into(), bytes, runs, cast, place: None })
+    Some(Wanted { name, aliases: Vec::new(), dtype, shape: [bytes as usize].into(), bytes, runs, cast, place: None })
 }
 
 /// Every third tensor is converted; bytes as 8-bit floats, with a scale for each block.
@@ -346,7 +346,7 @@ fn whole(name: &str, dtype: Dtype, offset: u64, len: u64) -> Wanted {
         name: name.into(),
         aliases: Vec::new(),
         dtype,
-        shape: [len].into(),
+        shape: [len as usize].into(),
         bytes: len,
         runs,
         cast: None,

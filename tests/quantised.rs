@@ -18,7 +18,7 @@ use vramp::testing::{LazyDevice, Random, safetensors, watched};
 use crate::kernels::reference::{e2m1, product, value};
 
 /// A tensor of a file: name, type, shape, bytes.
-type Stored = (&'static str, &'static str, Vec<u64>, Vec<u8>);
+type Stored = (&'static str, &'static str, Vec<usize>, Vec<u8>);
 
 /// A quantised weight and what it must become.
 struct Weight {
@@ -26,13 +26,13 @@ struct Weight {
     config: Value,
     /// Under which name it is handed out, in which shape.
     name: &'static str,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     /// The numbers and their scales.
     numbers: Vec<(f64, f64)>,
 }
 
 fn write(folder: &Path, tensors: &[Stored], config: &Value, metadata: Value) -> Checkpoint {
-    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+    let tensors: Vec<(&str, &str, &[usize], &[u8])> =
         tensors.iter().map(|(name, dtype, shape, bytes)| (*name, *dtype, &shape[..], &bytes[..])).collect();
     std::fs::write(folder.join("model.safetensors"), safetensors(&tensors, metadata)).unwrap();
     std::fs::write(folder.join("config.json"), json!({"quantization_config": config}).to_string()).unwrap();
@@ -65,12 +65,12 @@ fn cpu() -> Arc<dyn Device> {
 }
 
 /// Exponents around those of usual weights.
-fn exponents(count: u64, random: &mut Random) -> Vec<u8> {
+fn exponents(count: usize, random: &mut Random) -> Vec<u8> {
     (0..count).map(|_| 100 + random.below(40) as u8).collect()
 }
 
 /// E4M3 scales without NaN.
-fn small_floats(count: u64, random: &mut Random) -> Vec<u8> {
+fn small_floats(count: usize, random: &mut Random) -> Vec<u8> {
     (0..count).map(|_| random.below(0x7e) as u8).collect()
 }
 
@@ -92,12 +92,12 @@ fn pairs(bytes: &[u8], row_bytes: usize, block: usize, scale: impl Fn(usize) -> 
 fn nvfp4(
     names: [&'static str; 3],
     divides: bool,
-    rows: &[u64],
-    row_bytes: u64,
+    rows: &[usize],
+    row_bytes: usize,
     global: f32,
     random: &mut Random,
 ) -> Weight {
-    let count: u64 = rows.iter().product();
+    let count: usize = rows.iter().product();
     let bytes = random.bytes((count * row_bytes) as usize);
     let codes = small_floats(count * row_bytes / 8, random);
     let scale = |at: usize| {
@@ -119,17 +119,17 @@ fn nvfp4(
 fn mxfp4(
     names: [&'static str; 2],
     dtypes: [&'static str; 2],
-    rows: &[u64],
-    row_bytes: u64,
+    rows: &[usize],
+    row_bytes: usize,
     in_blocks: bool,
     config: Value,
     random: &mut Random,
 ) -> Weight {
-    let count: u64 = rows.iter().product();
+    let count: usize = rows.iter().product();
     let bytes = random.bytes((count * row_bytes) as usize);
     let codes = exponents(count * row_bytes / 16, random);
     let numbers = pairs(&bytes, row_bytes as usize, 16, |at| e8m0(codes[at]));
-    let shape = |last: &[u64]| [rows, last].concat();
+    let shape = |last: &[usize]| [rows, last].concat();
     let stored = if in_blocks { shape(&[row_bytes / 16, 16]) } else { shape(&[row_bytes]) };
     let tensors =
         vec![(names[0], dtypes[0], stored, bytes), (names[1], dtypes[1], shape(&[row_bytes / 16]), codes.clone())];
@@ -141,15 +141,15 @@ fn mxfp4(
 fn fp8(
     scale: Stored,
     scales: &[f64],
-    rows: u64,
-    columns: u64,
-    block: [u64; 2],
+    rows: usize,
+    columns: usize,
+    block: [usize; 2],
     config: Value,
     random: &mut Random,
 ) -> Weight {
     let bytes: Vec<u8> = random.bytes((rows * columns) as usize);
     let across = columns.div_ceil(block[1]);
-    let of = |(at, byte): (u64, &u8)| {
+    let of = |(at, byte): (usize, &u8)| {
         let (row, column) = (at / columns, at % columns);
         let index = row / block[0] * across + column / block[1];
         (value(Float::F8E4M3, (*byte).into()), scales[index as usize])
@@ -241,7 +241,7 @@ fn packed_weights_become_the_numbers_that_they_mean() {
     });
 }
 
-fn slice(name: &str, dim: usize, range: std::ops::Range<u64>) -> Selection {
+fn slice(name: &str, dim: usize, range: std::ops::Range<usize>) -> Selection {
     Selection { slices: vec![SliceRequest { name: name.to_owned(), dim, range }], ..Selection::default() }
 }
 
@@ -339,13 +339,13 @@ fn parts_that_are_missing_or_of_another_shape_leave_a_weight_packed_and_say_why(
 
 /// Layers of packed weights as quantisers write them, each with what is told of it; `p.` is plain and cast.
 fn layers() -> Vec<(&'static str, Value, Vec<Stored>)> {
-    let f32s = |name, shape: &[u64]| -> Stored {
-        let count: u64 = shape.iter().product();
+    let f32s = |name, shape: &[usize]| -> Stored {
+        let count: usize = shape.iter().product();
         (name, "F32", shape.to_vec(), (0..count).flat_map(|at| (at as f32 * 0.37 + 0.1).to_le_bytes()).collect())
     };
-    let ints = |name, dtype, shape: &[u64]| -> Stored {
+    let ints = |name, dtype, shape: &[usize]| -> Stored {
         let width = if dtype == "I32" || dtype == "U32" { 4 } else { 1 };
-        let count = shape.iter().product::<u64>() as usize * width;
+        let count = shape.iter().product::<usize>() as usize * width;
         (name, dtype, shape.to_vec(), (0..count).map(|at| at as u8).collect())
     };
     vec![
@@ -454,8 +454,8 @@ fn casts_keep_their_hands_off_what_belongs_to_packed_weights() {
 #[test]
 fn whole_numbers_that_are_no_weights_keep_nothing_from_being_cast() {
     let folder = tempfile::tempdir().unwrap();
-    let float = |name, shape: &[u64]| -> Stored {
-        (name, "F32", shape.to_vec(), vec![0; shape.iter().product::<u64>() as usize * 4])
+    let float = |name, shape: &[usize]| -> Stored {
+        (name, "F32", shape.to_vec(), vec![0; shape.iter().product::<usize>() as usize * 4])
     };
     let tensors = vec![
         ("attn.bias", "U8", vec![1, 1, 4, 4], vec![1; 16]),

@@ -78,8 +78,8 @@ fn floats<'a>(key: &'a str, shape: &'a [i64], stride: &'a [i64]) -> TensorOver<'
 /// Inputs of many kinds below a folder, right and wrong ones: the paths that a user would open.
 fn inputs(root: &Path) -> Vec<PathBuf> {
     let values: Vec<u8> = (0u8..=255).cycle().take(40_000).collect();
-    let weight = |name: &'static str, rows: u64| {
-        let bytes = &values[..usize::try_from(rows * 32).unwrap()];
+    let weight = |name: &'static str, rows: usize| {
+        let bytes = &values[..rows * 32];
         safetensors(&[(name, "F32", &[rows, 8], bytes), ("bias", "I64", &[2], &bytes[..16])], json!({"format": "pt"}))
     };
     let pickle = state_dict(&[("w", floats("0", &[4, 2], &[2, 1])), ("t", floats("0", &[4, 2], &[1, 4]))]);

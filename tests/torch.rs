@@ -187,7 +187,7 @@ proptest! {
         for (at, view) in views.iter().enumerate() {
             let (_, width) = CLASSES[view.storage];
             let tensor = loaded.tensor(&format!("t{at}")).unwrap();
-            let shape: Vec<u64> = view.dims.iter().map(|(count, _)| *count as u64).collect();
+            let shape: Vec<usize> = view.dims.iter().map(|(count, _)| *count as usize).collect();
             prop_assert_eq!(tensor.shape(), &shape[..]);
             let expected = view.expected(&storages[view.storage], width, container == Container::BigEndian);
             prop_assert_eq!(tensor.bytes().unwrap(), &expected[..]);

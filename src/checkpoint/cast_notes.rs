@@ -27,7 +27,7 @@ pub(super) struct Unpacked {
     /// Its name before.
     pub(super) was: Arc<str>,
     pub(super) name: Arc<str>,
-    pub(super) shape: Arc<[u64]>,
+    pub(super) shape: Arc<[usize]>,
 }
 
 /// Packed weights that stay so.

@@ -15,7 +15,7 @@ use super::quantised::{Quantised, last_of, layer_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
 use crate::convert::Float;
 use crate::device::{BlockScale, Cast};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, wide};
 use crate::error::{Error, Result};
 use crate::setting::Setting;
 
@@ -375,8 +375,8 @@ fn is_scale_type(scale: &TensorInfo) -> bool {
 
 /// The blocks that scales of shape `scale` divide a tensor of shape `weight` into, with all dimensions but the last taken as
 /// rows; `None` where they do not.
-fn divide(weight: &[u64], scale: &[u64], exponents: bool) -> Option<BlockScale> {
-    let scale = squeezed(scale, weight.len());
+fn divide(weight: &[usize], scale: &[usize], exponents: bool) -> Option<BlockScale> {
+    let (scale, weight) = (&wide(squeezed(scale, weight.len()))[..], &wide(weight)[..]);
     let columns = weight.last().copied().unwrap_or(1).max(1);
     let rows = weight.iter().rev().skip(1).try_fold(1u64, |rows, &dim| rows.checked_mul(dim))?.max(1);
     let blocks = |block_rows, block_columns| BlockScale { table: 0, first: 0, columns, block_rows, block_columns };
@@ -440,7 +440,7 @@ pub(crate) fn scaled_names(casts: &Casts) -> Vec<Vec<Arc<str>>> {
 mod tests {
     use super::*;
 
-    fn blocks(weight: &[u64], scale: &[u64]) -> Option<(u64, u64)> {
+    fn blocks(weight: &[usize], scale: &[usize]) -> Option<(u64, u64)> {
         divide(weight, scale, false).map(|blocks| (blocks.block_rows, blocks.block_columns))
     }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::de::MapAccess;
 
 use super::json::{self, Field, Notes, Object, Scalar};
-use super::safetensors::{Stored, whole_numbers};
+use super::safetensors::{Stored, index_numbers};
 use super::{Part, TensorData};
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::{Fault, Listed, dtype_name, quoted};
@@ -23,8 +23,8 @@ pub(crate) type Offsets = HashMap<String, Placed>;
 /// Where a piece begins in its tensor, and the shape of that where it is recorded.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed {
-    pub(crate) start: Vec<u64>,
-    pub(crate) whole: Option<Vec<u64>>,
+    pub(crate) start: Vec<usize>,
+    pub(crate) whole: Option<Vec<usize>>,
 }
 
 /// The offsets of a file, if it is one of those.
@@ -46,8 +46,8 @@ impl Object for Info {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
         let mut entry = Entry::default();
         json::object(key, map, notes, &mut entry)?;
-        let start = whole_numbers("saved_offsets", entry.start);
-        let whole = entry.whole.map(|field| whole_numbers("global_shape", Some(field))).transpose();
+        let start = index_numbers("saved_offsets", entry.start);
+        let whole = entry.whole.map(|field| index_numbers("global_shape", Some(field))).transpose();
         match start.and_then(|start| Ok(Placed { start, whole: whole? })) {
             Ok(placed) => drop(self.offsets.insert(key.to_owned(), placed)),
             Err(why) => self.problems.push_tensor(key, || format!("{KEY} of tensor {}: {why}", quoted(key))),
@@ -83,7 +83,7 @@ impl Object for Entry {
 }
 
 /// The shape that the pieces must make, where files record it.
-pub(crate) fn check_whole<'a>(placed: impl Iterator<Item = &'a Placed>, shape: &[u64]) -> Result<(), String> {
+pub(crate) fn check_whole<'a>(placed: impl Iterator<Item = &'a Placed>, shape: &[usize]) -> Result<(), String> {
     match placed.filter_map(|placed| placed.whole.as_ref()).find(|whole| *whole != shape) {
         None => Ok(()),
         Some(whole) => {
@@ -139,11 +139,11 @@ fn rank_number(name: &str) -> Option<u64> {
 pub(crate) struct Piece<'a> {
     pub(crate) shard: ShardIndex,
     pub(crate) stored: &'a Stored,
-    pub(crate) start: &'a [u64],
+    pub(crate) start: &'a [usize],
 }
 
 /// The whole tensor's shape and data, or why the pieces do not make one.
-pub(crate) fn assemble(pieces: &[Piece]) -> Result<(Vec<u64>, TensorData), String> {
+pub(crate) fn assemble(pieces: &[Piece]) -> Result<(Vec<usize>, TensorData), String> {
     check_alike(pieces)?;
     let shape = bounding_box(pieces)?;
     check_cover(pieces, &shape)?;
@@ -164,12 +164,12 @@ impl Piece<'_> {
         Part { extent: self.extent(), start: self.start.to_vec(), shape: self.stored.shape.clone() }
     }
 
-    fn ends(&self) -> impl Iterator<Item = Option<u64>> {
+    fn ends(&self) -> impl Iterator<Item = Option<usize>> {
         self.start.iter().zip(&self.stored.shape).map(|(start, len)| start.checked_add(*len))
     }
 
     fn overlaps(&self, other: &Piece) -> bool {
-        let apart = |(mine, theirs): ((&u64, &u64), (&u64, &u64))| {
+        let apart = |(mine, theirs): ((&usize, &usize), (&usize, &usize))| {
             let (end, other_end) = (mine.0.saturating_add(*mine.1), theirs.0.saturating_add(*theirs.1));
             end <= *theirs.0 || other_end <= *mine.0
         };
@@ -178,7 +178,7 @@ impl Piece<'_> {
     }
 
     fn volume(&self) -> u128 {
-        self.stored.shape.iter().fold(1, |product: u128, &dim| product.saturating_mul(dim.into()))
+        self.stored.shape.iter().fold(1, |product: u128, &dim| product.saturating_mul(dim as u128))
     }
 
     fn describe(&self) -> String {
@@ -203,7 +203,7 @@ fn check_alike(pieces: &[Piece]) -> Result<(), String> {
     Ok(())
 }
 
-fn bounding_box(pieces: &[Piece]) -> Result<Vec<u64>, String> {
+fn bounding_box(pieces: &[Piece]) -> Result<Vec<usize>, String> {
     let mut shape = pieces.first().map_or(Vec::new(), |piece| vec![0; piece.start.len()]);
     for piece in pieces {
         for (dim, end) in shape.iter_mut().zip(piece.ends()) {
@@ -214,22 +214,22 @@ fn bounding_box(pieces: &[Piece]) -> Result<Vec<u64>, String> {
 }
 
 /// Neither overlap nor gap: no two boxes meet, and together they have as many elements as the whole.
-fn check_cover(pieces: &[Piece], shape: &[u64]) -> Result<(), String> {
+fn check_cover(pieces: &[Piece], shape: &[usize]) -> Result<(), String> {
     let mut boxes: Vec<&Piece> = pieces.iter().filter(|piece| piece.volume() > 0).collect();
     boxes.sort_by_key(|piece| piece.start);
     for (at, piece) in boxes.iter().enumerate() {
-        let end = piece.ends().next().flatten().unwrap_or(u64::MAX);
+        let end = piece.ends().next().flatten().unwrap_or(usize::MAX);
         let near = boxes[at + 1..].iter().take_while(|other| other.start.first().is_none_or(|&start| start < end));
         if let Some(other) = near.into_iter().find(|other| piece.overlaps(other)) {
             return Err(format!("its pieces {} and {} overlap", piece.describe(), other.describe()));
         }
     }
     let found = boxes.iter().fold(0u128, |sum, piece| sum.saturating_add(piece.volume()));
-    let needed = shape.iter().fold(1u128, |product, &dim| product.saturating_mul(dim.into()));
+    let needed = shape.iter().fold(1u128, |product, &dim| product.saturating_mul(dim as u128));
     if found == needed { Ok(()) } else { Err(gap(pieces, shape, needed, found)) }
 }
 
-fn gap(pieces: &[Piece], shape: &[u64], needed: u128, found: u128) -> String {
+fn gap(pieces: &[Piece], shape: &[usize], needed: u128, found: u128) -> String {
     let shown: Vec<_> = pieces.iter().take(8).map(Piece::describe).collect();
     let count = pieces.len();
     format!(

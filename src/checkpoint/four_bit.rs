@@ -26,15 +26,15 @@ pub(super) struct FourBit {
     /// How they divide the bytes of the tensor as stored. The table is still to be set.
     pub(super) blocks: BlockScale,
     /// The shape of what was selected of it, in numbers.
-    pub(super) shape: Vec<u64>,
+    pub(super) shape: Vec<usize>,
     /// The end of its name that says that it is packed.
     pub(super) suffix: &'static str,
 }
 
 /// Bytes in a block of 32 numbers.
-const MX_BYTES: u64 = 16;
+const MX_BYTES: usize = 16;
 /// Bytes in a block of 16 numbers.
-const NV_BYTES: u64 = 8;
+const NV_BYTES: usize = 8;
 
 /// How the weight's scales are called, and what its name ends with.
 struct Spelling {
@@ -90,7 +90,7 @@ impl Checkpoint {
         weight: &TensorInfo,
         (at, scale): (usize, &TensorInfo),
         spelling: &Spelling,
-        shape: &[u64],
+        shape: &[usize],
         find: impl Fn(&str) -> Option<usize>,
     ) -> Result<FourBit, String> {
         if self.is_for_comfy(&weight.name) {
@@ -127,7 +127,8 @@ impl Checkpoint {
                 return Err(format!("{name:?} beside its exponents is one scale too many"));
             }
         };
-        let blocks = BlockScale { table: 0, first: 0, columns, block_rows: 1, block_columns: block };
+        let blocks =
+            BlockScale { table: 0, first: 0, columns: columns as u64, block_rows: 1, block_columns: block as u64 };
         let shape = selected_shape(chosen, weight, spelling)?;
         Ok(FourBit { scheme, source: ScaleSource { tensor: at, global }, blocks, shape, suffix: spelling.suffix })
     }
@@ -174,7 +175,7 @@ fn spellings(name: &str) -> impl Iterator<Item = Spelling> {
 }
 
 /// The shape of a weight with its last dimension in bytes of a whole row.
-fn in_bytes(weight: &TensorInfo, spelling: &Spelling) -> Option<Vec<u64>> {
+fn in_bytes(weight: &TensorInfo, spelling: &Spelling) -> Option<Vec<usize>> {
     let (&last, before) = weight.shape.split_last()?;
     if !spelling.in_blocks {
         let bytes = if weight.dtype == Dtype::F4 { last / 2 } else { last };
@@ -187,10 +188,10 @@ fn in_bytes(weight: &TensorInfo, spelling: &Spelling) -> Option<Vec<u64>> {
 }
 
 /// The shape of the selected part, in numbers.
-fn selected_shape(chosen: &Selected, weight: &TensorInfo, spelling: &Spelling) -> Result<Vec<u64>, String> {
+fn selected_shape(chosen: &Selected, weight: &TensorInfo, spelling: &Spelling) -> Result<Vec<usize>, String> {
     let dims = weight.shape.len();
     let cut = |dim: usize| chosen.slice.as_ref().is_some_and(|slice| slice.dim == dim);
-    let shape: Vec<u64> = match &chosen.slice {
+    let shape: Vec<usize> = match &chosen.slice {
         Some(slice) => weight
             .shape
             .iter()
@@ -215,7 +216,7 @@ fn selected_shape(chosen: &Selected, weight: &TensorInfo, spelling: &Spelling) -
 }
 
 /// A shape without the trailing ones that it has more than `dims` dimensions by.
-pub(super) fn squeezed(shape: &[u64], dims: usize) -> &[u64] {
+pub(super) fn squeezed(shape: &[usize], dims: usize) -> &[usize] {
     let more = shape.len().saturating_sub(dims);
     let (kept, rest) = shape.split_at(shape.len() - more);
     if rest.iter().all(|&dim| dim == 1) { kept } else { shape }

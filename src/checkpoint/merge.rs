@@ -208,7 +208,7 @@ impl<'a> Merge<'a> {
     }
 
     /// The pieces put together to the shape that is recorded, if one is.
-    fn whole(&self, group: &[(ShardIndex, &Stored)], pieces: &[Piece]) -> Result<(Vec<u64>, TensorData), String> {
+    fn whole(&self, group: &[(ShardIndex, &Stored)], pieces: &[Piece]) -> Result<(Vec<usize>, TensorData), String> {
         let (shape, data) = dcp::assemble(pieces)?;
         let placed =
             |(shard, stored): &(ShardIndex, &Stored)| self.cuts.get(*shard as usize)?.get(stored.name.as_ref());
@@ -246,7 +246,7 @@ impl<'a> Merge<'a> {
     }
 
     /// Where a piece begins in its tensor, if its file says that it is one.
-    fn start(&self, (shard, stored): &(ShardIndex, &Stored)) -> Option<&'a Vec<u64>> {
+    fn start(&self, (shard, stored): &(ShardIndex, &Stored)) -> Option<&'a Vec<usize>> {
         Some(&self.cuts.get(*shard as usize)?.get(stored.name.as_ref())?.start)
     }
 
@@ -257,7 +257,7 @@ impl<'a> Merge<'a> {
     }
 
     /// A tensor that must be in one file only.
-    fn only(&mut self, group: &[(ShardIndex, &Stored)]) -> Result<(Vec<u64>, TensorData), ()> {
+    fn only(&mut self, group: &[(ShardIndex, &Stored)]) -> Result<(Vec<usize>, TensorData), ()> {
         let &[(shard, stored)] = group else {
             let name = &group.first().ok_or(())?.1.name;
             let files: Vec<_> = group.iter().map(|(shard, _)| self.file(*shard as usize)).collect();

@@ -103,7 +103,7 @@ pub struct TensorInfo {
     /// Element type.
     pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first; empty for a scalar.
-    pub shape: Arc<[u64]>,
+    pub shape: Arc<[usize]>,
     /// Where the bytes lie.
     pub data: TensorData,
 }
@@ -123,9 +123,9 @@ pub struct Part {
     /// The bytes.
     pub extent: Extent,
     /// First element along each dimension.
-    pub start: Vec<u64>,
+    pub start: Vec<usize>,
     /// Elements along each dimension.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
 }
 
 /// An opened checkpoint: headers only.

@@ -240,7 +240,7 @@ fn is_float(tensor: &TensorInfo) -> bool {
 }
 
 fn elements(tensor: &TensorInfo) -> u64 {
-    tensor.shape.iter().fold(1, |product, &dim| product.saturating_mul(dim))
+    tensor.shape.iter().fold(1, |product, &dim| product.saturating_mul(dim as u64))
 }
 
 fn words(last: &str) -> impl Iterator<Item = &str> {

@@ -70,8 +70,8 @@ fn within(run: &Strided, part: &Range<u64>) -> Vec<Strided> {
 /// A box of elements.
 #[derive(Debug, Clone)]
 struct Window {
-    start: Vec<u64>,
-    shape: Vec<u64>,
+    start: Vec<usize>,
+    shape: Vec<usize>,
 }
 
 impl From<&Part> for Window {
@@ -90,7 +90,7 @@ impl Window {
     }
 
     /// First element and count of what both have along one dimension; nothing if that is none.
-    fn common(&self, other: &Window, dim: usize) -> Option<(u64, u64)> {
+    fn common(&self, other: &Window, dim: usize) -> Option<(usize, usize)> {
         let first = self.start[dim].max(other.start[dim]);
         let end = (self.start[dim] + self.shape[dim]).min(other.start[dim] + other.shape[dim]);
         end.checked_sub(first).filter(|&count| count > 0).map(|count| (first, count))
@@ -123,11 +123,11 @@ fn box_runs(bits: u64, extent: &Extent, stored: &Window, window: &Window) -> Vec
     let mut loops: Vec<Loop> = Vec::new();
     for dim in (0..window.shape.len()).rev() {
         let Some((first, count)) = stored.common(window, dim) else { return Vec::new() };
-        offset += (first - stored.start[dim]) * from;
-        at += (first - window.start[dim]) * to;
-        nest(&mut run, &mut loops, Loop { count, from, to });
-        from *= stored.shape[dim];
-        to *= window.shape[dim];
+        offset += (first - stored.start[dim]) as u64 * from;
+        at += (first - window.start[dim]) as u64 * to;
+        nest(&mut run, &mut loops, Loop { count: count as u64, from, to });
+        from *= stored.shape[dim] as u64;
+        to *= window.shape[dim] as u64;
     }
     let base = Strided {
         shard: extent.shard,
@@ -198,11 +198,11 @@ mod tests {
     use crate::dtype::{Dtype, StoredDtype};
     use proptest::prelude::*;
 
-    fn tensor(dtype: impl Into<StoredDtype>, shape: &[u64], data: TensorData) -> TensorInfo {
+    fn tensor(dtype: impl Into<StoredDtype>, shape: &[usize], data: TensorData) -> TensorInfo {
         TensorInfo { name: "w".into(), dtype: dtype.into(), shape: shape.into(), data }
     }
 
-    fn whole(dtype: Dtype, shape: &[u64], offset: u64) -> TensorInfo {
+    fn whole(dtype: Dtype, shape: &[usize], offset: u64) -> TensorInfo {
         let len = dtype.tensor_bytes(shape).unwrap();
         tensor(dtype, shape, TensorData::Whole(Extent { shard: 0, offset, len }))
     }
@@ -246,13 +246,20 @@ mod tests {
     }
 
     /// Shape, cut positions along each dimension, bytes of an element, slice.
-    type Case = (Vec<u64>, Vec<Vec<u64>>, u64, Option<Slice>);
+    type Case = (Vec<usize>, Vec<Vec<usize>>, u64, Option<Slice>);
 
     fn cases() -> impl Strategy<Value = Case> {
-        let dims = prop::collection::vec((1u64..5, prop::collection::vec(0u64..5, 0..3)), 0..4);
-        (dims, prop::sample::select(vec![1u64, 2, 4]), any::<prop::sample::Index>(), 0u64..5, 0u64..5, any::<bool>())
+        let dims = prop::collection::vec((1usize..5, prop::collection::vec(0usize..5, 0..3)), 0..4);
+        (
+            dims,
+            prop::sample::select(vec![1u64, 2, 4]),
+            any::<prop::sample::Index>(),
+            0usize..5,
+            0usize..5,
+            any::<bool>(),
+        )
             .prop_map(|(dims, width, dim, a, b, sliced)| {
-                let shape: Vec<u64> = dims.iter().map(|(len, _)| *len).collect();
+                let shape: Vec<usize> = dims.iter().map(|(len, _)| *len).collect();
                 let slice = (sliced && !shape.is_empty()).then(|| {
                     let dim = dim.index(shape.len());
                     let (a, b) = (a.min(shape[dim]), b.min(shape[dim]));
@@ -263,10 +270,10 @@ mod tests {
     }
 
     /// The boxes of a grid with those cuts.
-    fn grid(shape: &[u64], cuts: &[Vec<u64>]) -> Vec<Window> {
+    fn grid(shape: &[usize], cuts: &[Vec<usize>]) -> Vec<Window> {
         let mut boxes = vec![Window { start: vec![], shape: vec![] }];
         for (len, cuts) in shape.iter().zip(cuts) {
-            let mut edges: Vec<u64> = cuts.iter().map(|cut| cut.min(len)).copied().chain([0, *len]).collect();
+            let mut edges: Vec<usize> = cuts.iter().map(|cut| cut.min(len)).copied().chain([0, *len]).collect();
             edges.sort_unstable();
             edges.dedup();
             boxes = boxes
@@ -285,14 +292,14 @@ mod tests {
     }
 
     /// All index vectors of a box, row-major.
-    fn elements(window: &Window) -> Vec<Vec<u64>> {
+    fn elements(window: &Window) -> Vec<Vec<usize>> {
         window.start.iter().zip(&window.shape).fold(vec![vec![]], |all, (start, len)| {
             all.iter().flat_map(|at| (*start..start + len).map(move |i| [&at[..], &[i]].concat())).collect()
         })
     }
 
-    fn number(shape: &[u64], at: &[u64]) -> u64 {
-        shape.iter().zip(at).fold(0, |number, (len, i)| number * len + i)
+    fn number(shape: &[usize], at: &[usize]) -> u64 {
+        shape.iter().zip(at).fold(0, |number, (len, i)| number * *len as u64 + *i as u64)
     }
 
     /// The bytes of one element of the tensor: its number, twice, so that a wrong byte within an element shows too.

@@ -13,7 +13,7 @@ use serde::de::MapAccess;
 use vramp_text::lookalike;
 
 use super::json::{self, Field, Notes, Object, Scalar};
-use crate::dtype::StoredDtype;
+use crate::dtype::{StoredDtype, dims};
 use crate::fault::{Fault, Listed, quoted};
 
 /// The longest header that is read unless told otherwise, in bytes: the limit that the format's own library has.
@@ -44,7 +44,7 @@ pub struct Stored {
     /// Element type.
     pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
     /// First byte, counted from the start of the file.
     pub offset: u64,
     /// Number of bytes.
@@ -154,7 +154,7 @@ struct Draft {
 struct Ranged {
     name: Arc<str>,
     dtype: StoredDtype,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     begin: u64,
     end: u64,
 }
@@ -251,11 +251,11 @@ impl Entry {
     }
 
     /// The two members that every description of a tensor has.
-    pub(crate) fn dtype_and_shape(&mut self) -> Result<(StoredDtype, Vec<u64>), String> {
+    pub(crate) fn dtype_and_shape(&mut self) -> Result<(StoredDtype, Vec<usize>), String> {
         if let Some(found) = &self.instead {
             return Err(format!("its entry must be an object, found {}", found.describe()));
         }
-        Ok((dtype(self.dtype.take())?, whole_numbers("shape", self.shape.take())?))
+        Ok((dtype(self.dtype.take())?, index_numbers("shape", self.shape.take())?))
     }
 }
 
@@ -272,6 +272,11 @@ fn offsets(value: Option<Field>) -> Result<(u64, u64), String> {
         [begin, end] => Err(format!("data_offsets [{begin}, {end}] end before they begin")),
         ref other => Err(format!("data_offsets must be two numbers, found {}", other.len())),
     }
+}
+
+/// A list of exact whole numbers, each a number of elements.
+pub(crate) fn index_numbers(member: &str, value: Option<Field>) -> Result<Vec<usize>, String> {
+    whole_numbers(member, value).map(|numbers| dims(&numbers))
 }
 
 /// A list of exact whole numbers of 64 bits.
@@ -320,7 +325,7 @@ fn check_size(tensor: &Ranged) -> Result<(), String> {
     // An unknown dtype has no width to check with: its bytes stay opaque.
     let Some(bits) = tensor.dtype.bits() else { return Ok(()) };
     let what = format!("shape {:?} of {}", tensor.shape, tensor.dtype);
-    let elements = tensor.shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim));
+    let elements = tensor.shape.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim as u64));
     let needed = elements.and_then(|elements| elements.checked_mul(bits));
     Err(match needed {
         None => format!("{what} overflows 64 bits, its range has {found} bytes"),

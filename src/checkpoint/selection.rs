@@ -43,16 +43,16 @@ pub struct SliceRequest {
     /// The dimension that is cut, counted from 0 (outermost).
     pub dim: usize,
     /// The elements to take along it.
-    pub range: Range<u64>,
+    pub range: Range<usize>,
 }
 
 /// One rank's share of a tensor-parallel group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorParallel {
     /// Which rank, from 0.
-    pub rank: u64,
+    pub rank: usize,
     /// How many ranks.
-    pub world: u64,
+    pub world: usize,
     /// Which tensors are cut along which dimension (the first matching glob counts; the others are replicated). Empty: the
     /// built-in rules of the architecture that `config.json` names.
     pub dims: Vec<(String, usize)>,
@@ -77,7 +77,7 @@ pub struct Selected {
     /// The part that is taken, unless it is the whole.
     pub slice: Option<Slice>,
     /// Elements along each dimension, after slicing.
-    pub shape: Arc<[u64]>,
+    pub shape: Arc<[usize]>,
     /// Further names of the same bytes.
     pub aliases: Vec<Arc<str>>,
 }
@@ -88,9 +88,9 @@ pub struct Slice {
     /// The dimension, counted from 0 (outermost).
     pub dim: usize,
     /// First element.
-    pub start: u64,
+    pub start: usize,
     /// One past the last element.
-    pub end: u64,
+    pub end: usize,
 }
 
 impl Checkpoint {
@@ -286,7 +286,7 @@ impl Checkpoint {
             return Err("it would be cut twice".to_owned());
         }
         check_slice(tensor, &slice)?;
-        let cut = |(dim, &len): (usize, &u64)| if dim == slice.dim { slice.end - slice.start } else { len };
+        let cut = |(dim, &len): (usize, &usize)| if dim == slice.dim { slice.end - slice.start } else { len };
         selected.shape = selected.shape.iter().enumerate().map(cut).collect();
         selected.slice = Some(slice);
         Ok(())
@@ -371,7 +371,7 @@ pub(super) fn resolve<'a>(tie: &'a Tie, ties: &'a [Tie]) -> &'a str {
 }
 
 /// The share of one rank, if all are of the same size.
-fn share(selected: &Selected, dim: usize, rank: u64, world: u64) -> Result<Slice, String> {
+fn share(selected: &Selected, dim: usize, rank: usize, world: usize) -> Result<Slice, String> {
     let shape = &selected.shape;
     let &len = shape.get(dim).ok_or_else(|| format!("shape {shape:?} has no dimension {dim}"))?;
     if len % world != 0 {
@@ -402,15 +402,15 @@ fn check_slice(tensor: &TensorInfo, slice: &Slice) -> Result<(), String> {
 }
 
 /// Each run of the slice begins and ends with a byte; otherwise the first bit that does not.
-fn check_whole_bytes(shape: &[u64], slice: &Slice, bits: u64) -> Result<(), u64> {
+fn check_whole_bytes(shape: &[usize], slice: &Slice, bits: u64) -> Result<(), u64> {
     if shape.contains(&0) {
         // Nothing to cut, and products of the other dimensions may pass 64 bits.
         return Ok(());
     }
-    let inner: u64 = shape[slice.dim + 1..].iter().product();
-    let outer: u64 = shape[..slice.dim].iter().product();
+    let inner: usize = shape[slice.dim + 1..].iter().product();
+    let outer: usize = shape[..slice.dim].iter().product();
     let row = if outer > 1 { shape[slice.dim] } else { 0 };
-    [slice.start, slice.end, row].into_iter().map(|at| at * inner * bits).try_for_each(|at| match at % 8 {
+    [slice.start, slice.end, row].into_iter().map(|at| (at * inner) as u64 * bits).try_for_each(|at| match at % 8 {
         0 => Ok(()),
         _ => Err(at),
     })

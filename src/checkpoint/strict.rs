@@ -36,7 +36,7 @@ pub struct SpecTensor {
     /// Element type.
     pub dtype: StoredDtype,
     /// Elements along each dimension, outermost first.
-    pub shape: Vec<u64>,
+    pub shape: Vec<usize>,
 }
 
 impl Spec {
@@ -165,7 +165,7 @@ impl Object for Tensors {
     fn member<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A, notes: &mut Notes) -> Result<(), A::Error> {
         let mut entry = Entry::default();
         json::object(key, map, notes, &mut entry)?;
-        let known = |(dtype, shape): (StoredDtype, Vec<u64>)| match dtype.bits() {
+        let known = |(dtype, shape): (StoredDtype, Vec<usize>)| match dtype.bits() {
             Some(_) => Ok(SpecTensor { dtype, shape }),
             None => Err(format!("unknown dtype {}", dtype_name(&dtype))),
         };
@@ -210,9 +210,9 @@ pub struct ShapeMismatch {
     /// Name.
     pub name: String,
     /// The shape that is needed.
-    pub expected: Vec<u64>,
+    pub expected: Vec<usize>,
     /// The shape that is there.
-    pub found: Vec<u64>,
+    pub found: Vec<usize>,
 }
 
 /// A tensor of another element type than needed.

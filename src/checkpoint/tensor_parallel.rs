@@ -74,13 +74,13 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 #[derive(serde::Deserialize)]
 struct Config {
     model_type: Option<String>,
-    num_attention_heads: Option<u64>,
-    num_key_value_heads: Option<u64>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
 }
 
 impl Rules {
     /// The rules of the architecture that `config.json` in `folder` names, once `world` ranks can share its heads.
-    pub(crate) fn of(storage: &dyn Storage, folder: &Path, world: u64) -> Result<Rules> {
+    pub(crate) fn of(storage: &dyn Storage, folder: &Path, world: usize) -> Result<Rules> {
         let path = folder.join("config.json");
         let config = read(storage, &path)?;
         let name = config.model_type.as_deref().unwrap_or_default();
@@ -137,7 +137,7 @@ fn no_rules(why: &str) -> Error {
 }
 
 /// Rows could be shared evenly while a head is torn apart, so heads are counted too.
-fn check_heads(path: &Path, what: &str, heads: Option<u64>, world: u64) -> Result<()> {
+fn check_heads(path: &Path, what: &str, heads: Option<usize>, world: usize) -> Result<()> {
     match heads {
         Some(heads) if heads % world != 0 => Err(Error::Request {
             what: format!("{}: {what} is {heads}, which {world} ranks cannot share evenly", path.display()),

@@ -220,7 +220,7 @@ fn agree(bytes: &[u8]) -> Result<(), TestCaseError> {
             for stored in &header.tensors {
                 let Some(info) = metadata.info(&stored.name) else { return Err(TestCaseError::fail("a name differs")) };
                 prop_assert_eq!(stored.offset, (8 + start + info.data_offsets.0) as u64);
-                prop_assert_eq!(stored.shape.clone(), info.shape.iter().map(|&d| d as u64).collect::<Vec<_>>());
+                prop_assert_eq!(&stored.shape, &info.shape);
             }
         }
         (Ok(header), Err(e)) => {
@@ -274,7 +274,7 @@ proptest! {
         for (name, dtype, shape) in &tensors {
             let stored = header.tensors.iter().find(|stored| stored.name.as_ref() == name).unwrap();
             prop_assert_eq!(stored.dtype.name(), dtype.to_string());
-            prop_assert_eq!(stored.shape.clone(), shape.iter().map(|&d| d as u64).collect::<Vec<_>>());
+            prop_assert_eq!(&stored.shape, shape);
         }
         agree(&bytes)?;
     }

@@ -18,7 +18,7 @@ use super::trace::Tracer;
 use super::{Loader, TransferOptions};
 use crate::checkpoint::{Checkpoint, Shard};
 use crate::device::{Device, DirectReads};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, dims};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided};
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
@@ -230,7 +230,7 @@ impl Sample {
             name: "trial".into(),
             aliases: Vec::new(),
             dtype: Dtype::U8,
-            shape: [bytes].into(),
+            shape: dims(&[bytes]).into(),
             bytes,
             runs: vec![Strided::contiguous(extent, 0)],
             cast: None,

@@ -51,7 +51,7 @@ use crate::checkpoint::{
 };
 use crate::convert::{Float, Table};
 use crate::device::{Arena, Device, Region, Stream, StreamNeeds, View, Written};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, dims};
 use crate::error::{Error, Overflowed, Result};
 use crate::extent::{align_down, align_up};
 use crate::memory::staging::StagingPool;
@@ -685,7 +685,7 @@ fn cut_to(tensor: &mut Wanted, part: &Range<u64>) {
     let stored = part.end.saturating_sub(part.start);
     tensor.runs = runs_within(&tensor.runs, part);
     tensor.bytes = tensor.cast.map_or(stored, |wanted| wanted.cast.converted(stored));
-    tensor.shape = [tensor.bytes.saturating_mul(8) / tensor.dtype.bits()].into();
+    tensor.shape = dims(&[tensor.bytes.saturating_mul(8) / tensor.dtype.bits()]).into();
 }
 
 /// The tables of scales that a plan's conversions count.

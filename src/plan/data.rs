@@ -20,7 +20,7 @@ pub struct Wanted {
     /// Element type.
     pub dtype: Dtype,
     /// Shape after slicing.
-    pub shape: Arc<[u64]>,
+    pub shape: Arc<[usize]>,
     /// Bytes after slicing and converting.
     pub bytes: u64,
     /// Where the bytes are; together they give each byte of the tensor once. `at` counts bytes as stored.
@@ -152,7 +152,7 @@ pub struct Placement {
     /// Element type.
     pub dtype: Dtype,
     /// Shape after slicing.
-    pub shape: Arc<[u64]>,
+    pub shape: Arc<[usize]>,
     /// First byte in the arena.
     pub arena: u64,
     /// Number of bytes.

@@ -180,7 +180,7 @@ pub(super) struct Work<'a> {
 }
 
 /// What makes a tensor what it is: bytes, shape, the cut, the cast.
-type Made<'a> = (&'a TensorData, Dtype, Arc<[u64]>, Option<Slice>, Option<Cast>);
+type Made<'a> = (&'a TensorData, Dtype, Arc<[usize]>, Option<Slice>, Option<Cast>);
 
 /// A tensor of the result and the one that it comes from.
 pub(super) struct Output {

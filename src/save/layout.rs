@@ -39,7 +39,7 @@ pub struct Outline {
     /// Element type.
     pub dtype: Dtype,
     /// Elements along each dimension, outermost first; empty for a scalar.
-    pub shape: Arc<[u64]>,
+    pub shape: Arc<[usize]>,
 }
 
 /// Names and texts that belong to a save beside its tensors.
@@ -260,7 +260,7 @@ mod tests {
     use crate::checkpoint::safetensors::parse;
     use crate::testing::Random;
 
-    fn outline(name: &str, dtype: Dtype, shape: &[u64]) -> Outline {
+    fn outline(name: &str, dtype: Dtype, shape: &[usize]) -> Outline {
         Outline { name: name.into(), dtype, shape: shape.into() }
     }
 
@@ -291,7 +291,7 @@ mod tests {
         /// Byte for byte what the reference writes, and the reference and our own parser read it.
         #[test]
         fn a_small_file_is_the_one_that_the_reference_crate_writes(
-            tensors in btree_map(any::<String>(), (types(), vec(0u64..5, 0..4)), 0..12), seed in any::<u64>()
+            tensors in btree_map(any::<String>(), (types(), vec(0usize..5, 0..4)), 0..12), seed in any::<u64>()
         ) {
             let mut random = Random::new(seed);
             let named = tensors.into_iter().filter(|(name, _)| name != RESERVED);
@@ -314,8 +314,7 @@ mod tests {
             let file: Vec<u8> = shard.header.iter().copied().chain(data).collect();
 
             let views = given.iter().map(|(outline, theirs, bytes)| {
-                let shape = outline.shape.iter().map(|&dim| usize::try_from(dim).unwrap()).collect();
-                (outline.name.to_string(), TensorView::new(*theirs, shape, bytes).unwrap())
+                (outline.name.to_string(), TensorView::new(*theirs, outline.shape.to_vec(), bytes).unwrap())
             });
             let metadata = Some(HashMap::from([("format".to_owned(), "pt".to_owned())]));
             let reference = safetensors::serialize(views, metadata).unwrap();
@@ -335,18 +334,18 @@ mod tests {
 
         /// Every tensor is in one file, in order; no file is above the limit unless it holds one tensor only.
         #[test]
-        fn shards_hold_every_tensor_once(sizes in vec(0u64..100, 0..60), max in 0u64..300) {
+        fn shards_hold_every_tensor_once(sizes in vec(0usize..100, 0..60), max in 0u64..300) {
             let tensors: Vec<_> = sizes.iter().enumerate().map(|(at, &len)| outline(&format!("{at:03}"), Dtype::U8, &[len])).collect();
             let made = layout(&tensors, max).unwrap();
             let all: Vec<usize> = made.shards.iter().flat_map(|shard| shard.tensors.clone()).collect();
             prop_assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
-            let held = |shard: &Shard| shard.tensors.iter().map(|&at| sizes[at]).sum::<u64>();
+            let held = |shard: &Shard| shard.tensors.iter().map(|&at| sizes[at] as u64).sum::<u64>();
             for shard in &made.shards {
                 assert!(held(shard) <= max || shard.tensors.iter().filter(|&&at| sizes[at] > 0).count() <= 1);
                 assert!(!shard.tensors.is_empty() || sizes.is_empty());
             }
             for pair in made.shards.windows(2) {
-                assert!(held(&pair[0]) + sizes[pair[1].tensors[0]] > max, "no file ends early");
+                assert!(held(&pair[0]) + sizes[pair[1].tensors[0]] as u64 > max, "no file ends early");
             }
         }
     }

@@ -26,7 +26,7 @@ fn inputs(tensors: &Tensors) -> Vec<Input<'_>> {
     let input = |(name, bytes): (&String, &'_ Vec<u8>)| Outline {
         name: name.as_str().into(),
         dtype: Dtype::U8,
-        shape: [bytes.len() as u64].into(),
+        shape: [bytes.len()].into(),
     };
     tensors.iter().map(|tensor| Input { outline: input(tensor), bytes: Bytes::Host(tensor.1) }).collect()
 }

@@ -60,9 +60,9 @@ impl Synthetic {
 
 fn tensor(random: &mut Random, shard: u32, index: usize, offset: u64, most_bytes: usize) -> (TensorInfo, Vec<u8>) {
     let dtype = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64][random.below(4)];
-    let width = dtype.alignment();
-    let elements = random.below(most_bytes) as u64 / width;
-    let data = random.bytes(usize::try_from(elements * width).unwrap());
+    let width = usize::try_from(dtype.alignment()).unwrap();
+    let elements = random.below(most_bytes) / width;
+    let data = random.bytes(elements * width);
     let name: Arc<str> = format!("layer.{shard}.{index}").into();
     let extent = Extent { shard, offset, len: data.len() as u64 };
     (TensorInfo { name, dtype: dtype.into(), shape: [elements].into(), data: TensorData::Whole(extent) }, data)
@@ -82,7 +82,7 @@ fn residency(random: &mut Random, len: u64) -> Residency {
 }
 
 /// A safetensors file of these tensors (name, type, shape, bytes), padded as usual.
-pub fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])], metadata: serde_json::Value) -> Vec<u8> {
+pub fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])], metadata: serde_json::Value) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_owned(), metadata);
     let mut data = Vec::new();

@@ -409,7 +409,7 @@ fn a_legacy_file_of_a_big_endian_machine_has_little_endian_storages() {
 #[test]
 fn expanded_empty_and_single_elements_come_out_as_their_indices_say() {
     let over = |count, offset, shape, stride| TensorOver { count, offset, shape, stride, ..one() };
-    let table: Vec<(&str, TensorOver, Vec<u64>, Vec<f32>)> = vec![
+    let table: Vec<(&str, TensorOver, Vec<usize>, Vec<f32>)> = vec![
         ("expanded", over(4, 1, &[3, 2], &[0, 1]), vec![3, 2], vec![2.0, 3.0, 2.0, 3.0, 2.0, 3.0]),
         ("all_the_same", over(4, 3, &[2, 2], &[0, 0]), vec![2, 2], vec![4.0; 4]),
         ("scalar", over(4, 2, &[], &[]), vec![], vec![3.0]),

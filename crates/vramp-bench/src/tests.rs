@@ -83,7 +83,7 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
     let tensor = |index: u64| TensorInfo {
         name: format!("layer.{index:02}").into(),
         dtype: Dtype::BF16.into(),
-        shape: [each / 2].into(),
+        shape: [each as usize / 2].into(),
         data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
     };
     let tensors = (0..TENSORS).map(tensor).collect();

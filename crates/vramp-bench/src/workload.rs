@@ -212,7 +212,7 @@ fn part_of(checkpoint: &Checkpoint, mut selected: Vec<Selected>, most: u64) -> T
 fn first_rows(of: &Selected, bytes: u64, most: u64) -> Selected {
     let long = of.shape.iter().enumerate().find(|(_, rows)| **rows >= 16).filter(|_| of.slice.is_none());
     let Some((dim, &rows)) = long else { return of.clone() };
-    let fitting = most / (bytes / rows).max(1);
+    let fitting = usize::try_from(most / (bytes / rows as u64).max(1)).unwrap_or(usize::MAX);
     let end = (fitting - fitting % 8).clamp(8, rows); // elements that are narrower than a byte fill bytes
     let shape = of.shape.iter().enumerate().map(|(at, &rows)| if at == dim { end } else { rows }).collect();
     Selected { slice: Some(Slice { dim, start: 0, end }), shape, ..of.clone() }

@@ -32,7 +32,7 @@ pub(crate) struct Listed {
     #[serde(skip)]
     pub(crate) name: Arc<str>,
     pub(crate) dtype: String,
-    pub(crate) shape: Vec<u64>,
+    pub(crate) shape: Vec<usize>,
     shard: u32,
     offset: u64,
     pub(crate) bytes: u64,
@@ -156,7 +156,7 @@ fn prepare(checkpoint: &Arc<Checkpoint>, selected: &[Selected]) -> Result<Prepar
 /// Bytes that are listed already, by the tensor and the part of it.
 type Seen<'a> = HashSet<(&'a TensorData, Option<&'a Slice>)>;
 
-fn listed<'a>(info: &'a TensorInfo, chosen: (&Arc<str>, &[u64], Option<&'a Slice>), seen: &mut Seen<'a>) -> Listed {
+fn listed<'a>(info: &'a TensorInfo, chosen: (&Arc<str>, &[usize], Option<&'a Slice>), seen: &mut Seen<'a>) -> Listed {
     let (name, shape, slice) = chosen;
     let (offset, parts) = match &info.data {
         TensorData::Whole(extent) => (extent.offset, None),

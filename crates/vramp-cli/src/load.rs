@@ -53,7 +53,7 @@ enum Got {
 #[derive(Serialize)]
 struct TensorLine<'a> {
     dtype: String,
-    shape: &'a [u64],
+    shape: &'a [usize],
     bytes: u64,
     /// The name whose bytes these are, where that is another one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -127,8 +127,8 @@ pub(crate) fn large(number: u64) -> String {
 }
 
 /// `[4096, 128]`.
-pub(crate) fn shape(dims: &[u64]) -> String {
-    let dims: Vec<_> = dims.iter().map(u64::to_string).collect();
+pub(crate) fn shape(dims: &[usize]) -> String {
+    let dims: Vec<_> = dims.iter().map(usize::to_string).collect();
     format!("[{}]", dims.join(", "))
 }
 

@@ -21,8 +21,8 @@ type Parsed<T> = Result<T, String>;
 /// One rank of a tensor-parallel group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rank {
-    pub(crate) rank: u64,
-    pub(crate) world: u64,
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
 }
 
 /// Parameters of one type, once or as often as there are experts. Without a type, that of `--dtype`.
@@ -140,13 +140,12 @@ pub(crate) fn staging(text: &str) -> Parsed<Staging> {
 pub(crate) fn slice(text: &str) -> Parsed<SliceRequest> {
     let wanted = || "a slice is NAME=DIM:START:END, as lm_head.weight=0:0:1000".to_owned();
     let (name, numbers) = named(text).ok_or_else(wanted)?;
-    let numbers: Vec<u64> =
+    let numbers: Vec<usize> =
         numbers.split(':').map(|number| number.trim().parse().map_err(|_| wanted())).collect::<Parsed<_>>()?;
     let &[dim, start, end] = numbers.as_slice() else { return Err(wanted()) };
     if start > end {
         return Err(format!("a slice starts before it ends, and {start} is above {end}"));
     }
-    let dim = usize::try_from(dim).map_err(|_| wanted())?;
     Ok(SliceRequest { name: name.to_owned(), dim, range: start..end })
 }
 
@@ -154,8 +153,8 @@ pub(crate) fn slice(text: &str) -> Parsed<SliceRequest> {
 pub(crate) fn rank(text: &str) -> Parsed<Rank> {
     let wanted = || "a rank is RANK/WORLD, as 0/4 for the first of four".to_owned();
     let (rank, world) = text.split_once('/').ok_or_else(wanted)?;
-    let rank: u64 = rank.trim().parse().map_err(|_| wanted())?;
-    let world: u64 = world.trim().parse().map_err(|_| wanted())?;
+    let rank: usize = rank.trim().parse().map_err(|_| wanted())?;
+    let world: usize = world.trim().parse().map_err(|_| wanted())?;
     if world == 0 {
         return Err("WORLD must be at least 1".to_owned());
     }

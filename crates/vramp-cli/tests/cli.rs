@@ -255,7 +255,7 @@ fn inspect_shows_a_table_a_tree_and_a_plan_to_people() {
 fn layers_that_are_alike_are_shown_once() {
     let folder = folder();
     let names: Vec<String> = (0..12).map(|layer| format!("model.layers.{layer}.up.weight")).collect();
-    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+    let tensors: Vec<(&str, &str, &[usize], &[u8])> =
         names.iter().map(|name| (name.as_str(), "U8", &[2][..], &[1, 2][..])).collect();
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
@@ -325,7 +325,7 @@ fn slices_ranks_names_and_ties_reach_the_library() {
 fn tied_tensors_that_are_both_stored_must_be_equal_to_be_loaded() {
     let folder = folder();
     let path = folder.path().join("m.safetensors");
-    let tensors: &[(&str, &str, &[u64], &[u8])] =
+    let tensors: &[(&str, &str, &[usize], &[u8])] =
         &[("a", "U8", &[2], &[1, 2]), ("same", "U8", &[2], &[1, 2]), ("other", "U8", &[2], &[1, 3])];
     std::fs::write(&path, safetensors(tensors, json!({}))).unwrap();
     let load = |tie: &str| vramp(&["load", path.to_str().unwrap(), "--tied", tie, "--json"]);
@@ -669,7 +669,7 @@ fn warnings_go_to_people_on_stderr_and_to_programs_in_the_json() {
 fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
     let folder = folder();
     let names: Vec<String> = (0..20_000).map(|at| format!("tensor.number.{at}")).collect();
-    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+    let tensors: Vec<(&str, &str, &[usize], &[u8])> =
         names.iter().map(|name| (name.as_str(), "U8", &[1][..], &[1][..])).collect();
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
@@ -801,7 +801,7 @@ fn an_interrupted_program_says_why_it_ends_once() {
 fn an_interrupt_does_not_wait_for_a_pipe_that_nobody_reads() {
     let folder = folder();
     let names: Vec<String> = (0..20_000).map(|at| format!("tensor.number.{at}")).collect();
-    let tensors: Vec<(&str, &str, &[u64], &[u8])> =
+    let tensors: Vec<(&str, &str, &[usize], &[u8])> =
         names.iter().map(|name| (name.as_str(), "U8", &[1][..], &[1][..])).collect();
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();

@@ -77,7 +77,7 @@ fn mixed(folder: &Path) -> String {
     let mut random = Random::new(9);
     let mut bytes = |len: usize| random.bytes(len);
     let (a, b, c, d) = (bytes(400_000), bytes(600_000), bytes(300_008), bytes(3));
-    let tensors: &[(&str, &str, &[u64], &[u8])] = &[
+    let tensors: &[(&str, &str, &[usize], &[u8])] = &[
         ("layer.10.w", "BF16", &[200, 1000], &a),
         ("layer.2.w", "F32", &[150_000], &b),
         ("count", "I64", &[37_501], &c),
@@ -158,7 +158,7 @@ fn people_are_told_what_was_written() {
 fn names_lose_their_prefix_and_what_is_left_out_is_listed() {
     let folder = folder();
     let file = folder.path().join("m.safetensors");
-    let tensors: &[(&str, &str, &[u64], &[u8])] =
+    let tensors: &[(&str, &str, &[usize], &[u8])] =
         &[("module.a", "U8", &[1], &[1]), ("module.b", "U8", &[1], &[2]), ("opt.c", "U8", &[1], &[3])];
     std::fs::write(&file, safetensors(tensors, json!({"alias": "module.a"}))).unwrap();
     let out = path(folder.path(), "out.safetensors");
@@ -177,7 +177,7 @@ fn names_lose_their_prefix_and_what_is_left_out_is_listed() {
 fn tied_tensors_are_written_twice_or_recorded() {
     let folder = folder();
     let file = folder.path().join("m.safetensors");
-    let tensors: &[(&str, &str, &[u64], &[u8])] = &[("embed", "U8", &[2], &[1, 2]), ("x", "U8", &[1], &[3])];
+    let tensors: &[(&str, &str, &[usize], &[u8])] = &[("embed", "U8", &[2], &[1, 2]), ("x", "U8", &[1], &[3])];
     std::fs::write(&file, safetensors(tensors, json!({"format": "pt", "lm_head": "embed"}))).unwrap();
     let file = file.to_str().unwrap();
     let (twice, once) = (path(folder.path(), "twice.safetensors"), path(folder.path(), "once"));
@@ -252,7 +252,7 @@ fn casts_and_scales_give_what_a_load_gives_and_are_said() {
     let weight: Vec<u8> = (0..16).map(|at| 0x30 + at).collect();
     let scale = 0.5f32.to_le_bytes();
     let plain: Vec<u8> = [1f32, 1.0039, -3.3].iter().flat_map(|value| value.to_le_bytes()).collect();
-    let tensors: &[(&str, &str, &[u64], &[u8])] = &[
+    let tensors: &[(&str, &str, &[usize], &[u8])] = &[
         ("w.weight", "F8_E4M3", &[4, 4], &weight),
         ("w.weight_scale_inv", "F32", &[1], &scale),
         ("n", "F32", &[3], &plain),
@@ -283,7 +283,7 @@ fn numbers_that_would_become_infinite_are_all_named_unless_they_may() {
     let large = 1e6f32.to_le_bytes();
     let mut far = vec![0; 136 << 20];
     far[..4].copy_from_slice(&large);
-    let tensors: &[(&str, &str, &[u64], &[u8])] =
+    let tensors: &[(&str, &str, &[usize], &[u8])] =
         &[("a", "F32", &[1], &large), ("b", "F32", &[(136 << 20) / 4], &far), ("c", "I64", &[0], &[])];
     std::fs::write(&file, safetensors(tensors, json!({}))).unwrap();
     let (file, out) = (file.to_str().unwrap(), path(folder.path(), "out.safetensors"));
@@ -501,7 +501,7 @@ fn a_limit_on_the_size_of_files_is_an_error_like_a_full_disk() {
     let folder = folder();
     for (len, blocks) in [(100_000, 20), (24 << 20, 20_001)] {
         let file = path(folder.path(), "in.safetensors");
-        std::fs::write(&file, safetensors(&[("a", "U8", &[len as u64], &vec![1; len])], json!({}))).unwrap();
+        std::fs::write(&file, safetensors(&[("a", "U8", &[len], &vec![1; len])], json!({}))).unwrap();
         for out in ["out.safetensors", "out"] {
             let limited = format!("ulimit -f {blocks} && exec \"$@\"");
             let vramp = ["sh", env!("CARGO_BIN_EXE_vramp"), "convert", &file, &path(folder.path(), out)];

@@ -124,7 +124,7 @@ fn an_index_that_is_wrong_about_a_double_is_stale() {
 
 /// A file of PyTorch's Hugging Face writer: U8 vectors, and where each begins in its tensor.
 fn piece(tensors: &[(&str, &[u8], Option<u64>)]) -> Vec<u8> {
-    let shapes: Vec<[u64; 1]> = tensors.iter().map(|(_, bytes, _)| [bytes.len() as u64]).collect();
+    let shapes: Vec<[usize; 1]> = tensors.iter().map(|(_, bytes, _)| [bytes.len()]).collect();
     let begins =
         tensors.iter().filter_map(|(name, _, start)| Some(((*name).to_owned(), json!({"saved_offsets": [(*start)?]}))));
     let info = serde_json::Value::Object(begins.collect()).to_string();

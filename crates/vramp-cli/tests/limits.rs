@@ -157,7 +157,7 @@ fn a_place_has_one_entry_and_a_file_of_limits_is_checked() {
 /// `x` U8 of so many bytes.
 fn checkpoint(folder: &Path, bytes: usize) -> String {
     let path = folder.join("m.safetensors");
-    std::fs::write(&path, safetensors(&[("x", "U8", &[bytes as u64], &vec![7; bytes])], json!({}))).unwrap();
+    std::fs::write(&path, safetensors(&[("x", "U8", &[bytes], &vec![7; bytes])], json!({}))).unwrap();
     path.to_str().unwrap().to_owned()
 }
 

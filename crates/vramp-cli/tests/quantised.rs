@@ -9,7 +9,7 @@ use crate::cli::vramp;
 fn the_program_says_what_stays_packed_once() {
     let folder = tempfile::tempdir().unwrap();
     let zeros = [0; 128];
-    let layer: [(&str, &str, &[u64], &[u8]); 4] = [
+    let layer: [(&str, &str, &[usize], &[u8]); 4] = [
         ("l.qweight", "I32", &[4, 8], &zeros),
         ("l.qzeros", "I32", &[1, 1], &zeros[..4]),
         ("l.scales", "F32", &[1, 8], &zeros[..32]),

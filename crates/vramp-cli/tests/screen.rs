@@ -35,9 +35,9 @@ fn model(folder: &Path, layers: usize) -> (String, Vec<(String, usize)>) {
     let listed: Vec<(String, usize)> = (0..layers)
         .flat_map(|layer| parts.iter().enumerate().map(move |(at, part)| (name(layer, part), 64 * (at + 1))))
         .collect();
-    let shapes: Vec<[u64; 2]> = listed.iter().map(|(_, bytes)| [16, *bytes as u64 / 64]).collect();
+    let shapes: Vec<[usize; 2]> = listed.iter().map(|(_, bytes)| [16, *bytes / 64]).collect();
     let zeros = [0u8; 256];
-    let tensors: Vec<(&str, &str, &[u64], &[u8])> = listed
+    let tensors: Vec<(&str, &str, &[usize], &[u8])> = listed
         .iter()
         .zip(&shapes)
         .map(|((name, bytes), shape)| (name.as_str(), "F32", &shape[..], &zeros[..*bytes]))

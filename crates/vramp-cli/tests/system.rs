@@ -21,7 +21,7 @@ fn text(path: &Path) -> &str {
 fn model(folder: &Path, count: usize, bytes: usize) -> PathBuf {
     let data: Vec<Vec<u8>> = (0..count).map(|at| vec![at as u8 + 1; bytes]).collect();
     let names: Vec<String> = (0..count).map(|at| format!("t{at}")).collect();
-    let shape = [bytes as u64];
+    let shape = [bytes];
     let tensors: Vec<_> =
         names.iter().zip(&data).map(|(name, data)| (name.as_str(), "U8", &shape[..], data.as_slice())).collect();
     let path = folder.join("m.safetensors");

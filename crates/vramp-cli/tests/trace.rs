@@ -13,7 +13,7 @@ use crate::cli::folder;
 /// A file of two F32 tensors, the first of `elements` elements, each `value`, the second odd in place and size.
 fn weights(folder: &Path, elements: usize, value: f32) -> PathBuf {
     let (first, second) = (value.to_le_bytes().repeat(elements), 1f32.to_le_bytes().repeat(12_345));
-    let tensors = [("a", "F32", &[elements as u64][..], &first[..]), ("b", "F32", &[12_345], &second)];
+    let tensors = [("a", "F32", &[elements][..], &first[..]), ("b", "F32", &[12_345], &second)];
     let path = folder.join("m.safetensors");
     std::fs::write(&path, safetensors(&tensors, json!({}))).unwrap();
     path

@@ -24,7 +24,7 @@ fn checkpoint(config: Option<&str>) -> (TempDir, Checkpoint) {
 }
 
 /// Name, shape, further names.
-type Plain = (String, Vec<u64>, Vec<String>);
+type Plain = (String, Vec<usize>, Vec<String>);
 
 fn select(selection: Selection) -> Result<Vec<Plain>> {
     select_with(None, selection)
@@ -48,7 +48,7 @@ fn texts(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.into()).collect()
 }
 
-fn ranks(rank: u64, world: u64, dims: &[(&str, usize)]) -> Option<TensorParallel> {
+fn ranks(rank: usize, world: usize, dims: &[(&str, usize)]) -> Option<TensorParallel> {
     Some(TensorParallel { rank, world, dims: dims.iter().map(|(glob, dim)| ((*glob).into(), *dim)).collect() })
 }
 
@@ -103,7 +103,7 @@ fn what_matches_nothing_is_an_error_with_the_nearest_name() {
 
 #[test]
 fn slices_are_checked_against_the_shape() {
-    let slice = |name: &str, dim, range: Range<u64>| {
+    let slice = |name: &str, dim, range: Range<usize>| {
         let slices = vec![SliceRequest { name: name.into(), dim, range }];
         said(Selection { slices, include: texts(&["module.w", "packed"]), ..Selection::default() })
     };

@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 use super::*;
+use crate::dtype::dims;
 use crate::testing::hostile::{entry, file, header};
 use tempfile::TempDir;
 
@@ -10,7 +11,7 @@ fn stored(tensors: &[(&str, &str, &[u64], u8)]) -> (TempDir, Checkpoint) {
     let (mut members, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, shape, byte) in tensors {
         let begin = data.len() as u64;
-        let len = StoredDtype::from_safetensors(dtype).tensor_bytes(shape).unwrap();
+        let len = StoredDtype::from_safetensors(dtype).tensor_bytes(&dims(shape)).unwrap();
         data.extend(vec![*byte; len as usize]);
         members.push(entry(name, dtype, shape, begin, begin + len));
     }
@@ -21,9 +22,11 @@ fn stored(tensors: &[(&str, &str, &[u64], u8)]) -> (TempDir, Checkpoint) {
 }
 
 fn spec(tensors: &[(&str, &str, &[u64])]) -> Spec {
-    let tensor =
-        |dtype: &str, shape: &[u64]| SpecTensor { dtype: StoredDtype::from_safetensors(dtype), shape: shape.to_vec() };
-    Spec::new(tensors.iter().map(|(name, dtype, shape)| ((*name).to_owned(), tensor(dtype, shape))).collect())
+    let tensor = |dtype: &str, shape: &[usize]| SpecTensor {
+        dtype: StoredDtype::from_safetensors(dtype),
+        shape: shape.to_vec(),
+    };
+    Spec::new(tensors.iter().map(|(name, dtype, shape)| ((*name).to_owned(), tensor(dtype, &dims(shape)))).collect())
 }
 
 fn tie(alias: &str, target: &str) -> Selection {

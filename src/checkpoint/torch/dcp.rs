@@ -18,7 +18,7 @@ use crate::checkpoint::dcp::{self, Piece};
 use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::safetensors::Stored;
 use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
-use crate::dtype::StoredDtype;
+use crate::dtype::{StoredDtype, dims};
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, quoted};
@@ -29,8 +29,8 @@ pub(crate) use vramp_pickle::dcp::METADATA;
 /// A box of a tensor, to be found in a file.
 struct Wanted {
     tensor: usize,
-    start: Vec<u64>,
-    shape: Vec<u64>,
+    start: Vec<usize>,
+    shape: Vec<usize>,
     place: Place,
 }
 
@@ -112,7 +112,7 @@ struct Gather<'a> {
     description: Description,
     shards: Vec<Shard>,
     /// For each tensor: its boxes, and where each begins.
-    pieces: Vec<Vec<(ShardIndex, Stored, Vec<u64>)>>,
+    pieces: Vec<Vec<(ShardIndex, Stored, Vec<usize>)>>,
     warnings: Vec<String>,
 }
 
@@ -152,7 +152,7 @@ impl<'a> Gather<'a> {
                 let place = places.get(&key(Some(start.clone()))).or_else(|| places.get(&key(None)));
                 match place {
                     Some(place) => {
-                        let (start, shape, place) = (start.clone(), shape.clone(), place.clone());
+                        let (start, shape, place) = (dims(start), dims(shape), place.clone());
                         wanted.push(Wanted { tensor: at, start, shape, place });
                     }
                     None => {
@@ -236,7 +236,7 @@ impl<'a> Gather<'a> {
             let pieces: Vec<Piece> =
                 pieces.iter().map(|(shard, stored, start)| Piece { shard: *shard, stored, start }).collect();
             match dcp::assemble(&pieces) {
-                Ok((shape, data)) if shape == described.shape => {
+                Ok((shape, data)) if shape == dims(&described.shape) => {
                     let (dtype, shape) = (StoredDtype::from_safetensors(described.element), shape.into());
                     tensors.push(TensorInfo { name: called.into(), dtype, shape, data });
                 }

@@ -28,7 +28,7 @@ pub use self::sums::Sums;
 use super::open::OpenOptions;
 use super::safetensors::RESERVED;
 use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorData, TensorInfo};
-use crate::dtype::StoredDtype;
+use crate::dtype::{StoredDtype, dims};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex};
 use crate::fault::{Fault, Listed, quoted};
@@ -157,7 +157,7 @@ fn translated(tensor: Tensor, number: ShardIndex) -> TensorInfo {
     let Tensor { name, element, shape, made, offset, len } = tensor;
     let extent = Extent { shard: number + ShardIndex::from(made), offset, len };
     let dtype = StoredDtype::from_safetensors(element);
-    TensorInfo { name, dtype, shape: shape.into(), data: TensorData::Whole(extent) }
+    TensorInfo { name, dtype, shape: dims(&shape).into(), data: TensorData::Whole(extent) }
 }
 
 impl From<Aside> for Skipped {

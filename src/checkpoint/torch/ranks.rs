@@ -18,7 +18,7 @@ use crate::checkpoint::open::OpenOptions;
 use crate::checkpoint::rank_files::RankSet;
 use crate::checkpoint::safetensors::Stored;
 use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo};
-use crate::dtype::StoredDtype;
+use crate::dtype::{StoredDtype, dims};
 use crate::error::{Error, Result};
 use crate::extent::ShardIndex;
 use crate::fault::{Fault, Listed, counted, quoted};
@@ -73,7 +73,7 @@ fn nothing_cut(folder: &Path, set: &RankSet) -> Error {
 struct Whole {
     /// The first rank that has it, and its layout there.
     rank: u64,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     dtype: Option<StoredDtype>,
     layout: Layout,
     /// The ranks that have it.
@@ -164,7 +164,7 @@ impl<'a> Ranks<'a> {
                     parts.push((bounds, tensor));
                 }
             }
-            self.cut(rank, found.name, (found.cut.shape, found.cut.layout), parts);
+            self.cut(rank, found.name, (dims(&found.cut.shape), found.cut.layout), parts);
         }
         for (name, tensor) in tensors {
             let sum = sums.get(name.as_ref()).copied();
@@ -173,8 +173,13 @@ impl<'a> Ranks<'a> {
         Ok(())
     }
 
-    fn cut(&mut self, rank: u64, name: String, cut: (Vec<u64>, Layout), parts: Vec<(Bounds, TensorInfo)>) {
-        let (shape, layout) = cut;
+    fn cut(
+        &mut self,
+        rank: u64,
+        name: String,
+        (shape, layout): (Vec<usize>, Layout),
+        parts: Vec<(Bounds, TensorInfo)>,
+    ) {
         let whole = self.cut.entry(name.clone()).or_insert_with(|| Whole {
             rank,
             shape: shape.clone(),
@@ -313,8 +318,10 @@ impl<'a> Ranks<'a> {
 impl Whole {
     fn tensor(self, name: &str) -> Result<TensorInfo, String> {
         let Some(dtype) = self.dtype else { return Err("no rank has a part of it".into()) };
+        let starts: Vec<Vec<usize>> = self.pieces.keys().map(|(start, _)| dims(start)).collect();
+        let pieces = starts.iter().zip(self.pieces.values());
         let pieces: Vec<Piece> =
-            self.pieces.iter().map(|((start, _), (shard, stored))| Piece { shard: *shard, stored, start }).collect();
+            pieces.map(|(start, (shard, stored))| Piece { shard: *shard, stored, start }).collect();
         let (shape, data) = dcp::assemble(&pieces)?;
         if shape != self.shape {
             return Err(format!("its parts make {shape:?}, its shape is {:?}", self.shape));

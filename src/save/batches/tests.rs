@@ -14,11 +14,11 @@ use crate::testing::{CrashStore, Random, StoreTrouble, refused, watched};
 struct Given {
     name: &'static str,
     dtype: Dtype,
-    shape: Vec<u64>,
+    shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-fn given(name: &'static str, dtype: Dtype, shape: &[u64], random: &mut Random) -> Given {
+fn given(name: &'static str, dtype: Dtype, shape: &[usize], random: &mut Random) -> Given {
     let len = usize::try_from(dtype.tensor_bytes(shape).unwrap()).unwrap();
     Given { name, dtype, shape: shape.into(), bytes: random.bytes(len) }
 }
@@ -89,7 +89,7 @@ fn every_part_of_a_quantised_tensor_gets_the_scales_of_its_own_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let mut random = Random::new(5);
         let (rows, columns) = (200usize, 300usize);
-        let mut weight = given("l.weight", Dtype::F8_E4M3, &[rows as u64, columns as u64], &mut random);
+        let mut weight = given("l.weight", Dtype::F8_E4M3, &[rows, columns], &mut random);
         weight.bytes.iter_mut().for_each(|byte| *byte &= 0xf7); // no NaN
         let values: Vec<f32> = (0..6u8).map(|at| 0.37 + f32::from(at)).collect();
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -105,7 +105,7 @@ fn every_part_of_a_quantised_tensor_gets_the_scales_of_its_own_blocks() {
             let found = load(&out, &Options::default()).unwrap();
             assert_eq!(found.tensors().len(), 1);
             let found = found.tensor("l.weight").unwrap();
-            assert_eq!(found.shape(), [rows as u64, columns as u64]);
+            assert_eq!(found.shape(), [rows, columns]);
             assert!(found.as_slice::<f32>().unwrap() == expected, "in batches of {batch_bytes}");
         }
     });
@@ -219,8 +219,7 @@ fn a_disk_that_refuses_ends_a_conversion_of_many_batches() {
             watched(move || {
                 let folder = tempfile::tempdir().unwrap();
                 let from = folder.path().join("in.safetensors");
-                let tensor =
-                    |name, len: usize| Given { name, dtype: Dtype::U8, shape: vec![len as u64], bytes: vec![7; len] };
+                let tensor = |name, len: usize| Given { name, dtype: Dtype::U8, shape: vec![len], bytes: vec![7; len] };
                 write(&from, &[tensor("a", 30 << 20), tensor("b", 9 << 20), tensor("c", 1 << 20)]);
                 if !refused(calls, code) {
                     return;

@@ -8,7 +8,7 @@ use vramp::testing::safetensors;
 use super::{converted, names, path, reference};
 use crate::cli::{folder, vramp};
 
-fn small(path: &Path, tensors: &[(&str, &[u64], &[u8])], metadata: serde_json::Value) -> String {
+fn small(path: &Path, tensors: &[(&str, &[usize], &[u8])], metadata: serde_json::Value) -> String {
     let tensors: Vec<_> = tensors.iter().map(|(name, shape, bytes)| (*name, "U8", *shape, *bytes)).collect();
     std::fs::write(path, safetensors(&tensors, metadata)).unwrap();
     path.to_str().unwrap().to_owned()
@@ -80,9 +80,9 @@ fn files_that_disagree_on_their_metadata_are_told() {
 fn a_checkpoint_of_nothing_is_an_error_to_convert_and_a_warning_to_look_at() {
     let folder = folder();
     let none = small(&folder.path().join("none.safetensors"), &[], json!({}));
-    let zero3: &[(&str, &[u64], &[u8])] = &[("model.embed", &[0], &[]), ("model.norm", &[0], &[])];
+    let zero3: &[(&str, &[usize], &[u8])] = &[("model.embed", &[0], &[]), ("model.norm", &[0], &[])];
     let zero3 = small(&folder.path().join("zero3.safetensors"), zero3, json!({}));
-    let one_of_two: &[(&str, &[u64], &[u8])] = &[("empty", &[0], &[]), ("full", &[1], &[7])];
+    let one_of_two: &[(&str, &[usize], &[u8])] = &[("empty", &[0], &[]), ("full", &[1], &[7])];
     let fine = small(&folder.path().join("fine.safetensors"), one_of_two, json!({}));
     for (file, said_of_it) in [(&none, "holds no tensor"), (&zero3, "DeepSpeed ZeRO-3")] {
         for out in ["out.safetensors", "out"] {
