@@ -11,7 +11,7 @@ use vramp::storage::{Limits, Residency};
 fn wanted(count: u64, bytes: u64) -> Vec<Wanted> {
     let tensor = |index: u64| {
         let runs = vec![Strided::contiguous(Extent { shard: 0, offset: 1_000_000 + index * bytes, len: bytes }, 0)];
-        let (name, shape) = (format!("layers.{index}.weight").into(), [bytes as usize / 2].into());
+        let (name, shape) = (format!("layers.{index}.weight").into(), [usize::try_from(bytes / 2).unwrap()].into());
         Wanted { name, aliases: Vec::new(), dtype: Dtype::BF16, shape, bytes, runs, cast: None, place: None }
     };
     (0..count).map(tensor).collect()

@@ -79,10 +79,10 @@ fn oracle(
     let mut result = Vec::new();
     for row in cut[0].clone() {
         for column in cut[1].clone() {
-            let at = (row * columns + column) as usize * width;
+            let at = (row * columns + column) * width;
             let value = scale.map(|(table, block)| {
                 let per_row = columns.div_ceil(block[1]);
-                let index = (row / block[0] * per_row + column / block[1]) as usize * 4;
+                let index = (row / block[0] * per_row + column / block[1]) * 4;
                 [f32::from_le_bytes(table.bytes[index..index + 4].try_into().unwrap())]
             });
             let one = value.as_ref().map(|values| Scales {

@@ -98,13 +98,13 @@ fn nvfp4(
     random: &mut Random,
 ) -> Weight {
     let count: usize = rows.iter().product();
-    let bytes = random.bytes((count * row_bytes) as usize);
+    let bytes = random.bytes(count * row_bytes);
     let codes = small_floats(count * row_bytes / 8, random);
     let scale = |at: usize| {
         let block = value(Float::F8E4M3, codes[at].into());
         if divides { block / f64::from(global) } else { block * f64::from(global) }
     };
-    let numbers = pairs(&bytes, row_bytes as usize, 8, scale);
+    let numbers = pairs(&bytes, row_bytes, 8, scale);
     let shape = |last| [rows, &[last]].concat();
     let tensors = vec![
         (names[0], "U8", shape(row_bytes), bytes),
@@ -126,9 +126,9 @@ fn mxfp4(
     random: &mut Random,
 ) -> Weight {
     let count: usize = rows.iter().product();
-    let bytes = random.bytes((count * row_bytes) as usize);
+    let bytes = random.bytes(count * row_bytes);
     let codes = exponents(count * row_bytes / 16, random);
-    let numbers = pairs(&bytes, row_bytes as usize, 16, |at| e8m0(codes[at]));
+    let numbers = pairs(&bytes, row_bytes, 16, |at| e8m0(codes[at]));
     let shape = |last: &[usize]| [rows, last].concat();
     let stored = if in_blocks { shape(&[row_bytes / 16, 16]) } else { shape(&[row_bytes]) };
     let tensors =
@@ -147,12 +147,12 @@ fn fp8(
     config: Value,
     random: &mut Random,
 ) -> Weight {
-    let bytes: Vec<u8> = random.bytes((rows * columns) as usize);
+    let bytes: Vec<u8> = random.bytes((rows * columns));
     let across = columns.div_ceil(block[1]);
     let of = |(at, byte): (usize, &u8)| {
         let (row, column) = (at / columns, at % columns);
         let index = row / block[0] * across + column / block[1];
-        (value(Float::F8E4M3, (*byte).into()), scales[index as usize])
+        (value(Float::F8E4M3, (*byte).into()), scales[index])
     };
     let numbers = (0..).zip(&bytes).map(of).collect();
     let tensors = vec![("l.weight", "F8_E4M3", vec![rows, columns], bytes), scale];
@@ -345,7 +345,7 @@ fn layers() -> Vec<(&'static str, Value, Vec<Stored>)> {
     };
     let ints = |name, dtype, shape: &[usize]| -> Stored {
         let width = if dtype == "I32" || dtype == "U32" { 4 } else { 1 };
-        let count = shape.iter().product::<usize>() as usize * width;
+        let count = shape.iter().product::<usize>() * width;
         (name, dtype, shape.to_vec(), (0..count).map(|at| at as u8).collect())
     };
     vec![
@@ -455,7 +455,7 @@ fn casts_keep_their_hands_off_what_belongs_to_packed_weights() {
 fn whole_numbers_that_are_no_weights_keep_nothing_from_being_cast() {
     let folder = tempfile::tempdir().unwrap();
     let float = |name, shape: &[usize]| -> Stored {
-        (name, "F32", shape.to_vec(), vec![0; shape.iter().product::<usize>() as usize * 4])
+        (name, "F32", shape.to_vec(), vec![0; shape.iter().product::<usize>() * 4])
     };
     let tensors = vec![
         ("attn.bias", "U8", vec![1, 1, 4, 4], vec![1; 16]),

@@ -110,7 +110,7 @@ fn a_matrix_is_transposed_by_the_gpu() {
     let sample = Sample::new(3, Float::F32);
     let loaded = sample.load(rig.device(), None).unwrap();
     let tensor = loaded.tensor("d.bf16").unwrap();
-    let (rows, columns) = (tensor.shape()[0] as usize, tensor.shape()[1] as usize);
+    let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
     let (before, after) = (tensor.download().unwrap(), tensor.transposed().unwrap().download().unwrap());
     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
         let (from, to) = ((row * columns + column) * 4, (column * rows + row) * 4);
