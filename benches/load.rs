@@ -21,7 +21,7 @@ fn loads(criterion: &mut Criterion) {
         for device in hosts.into_iter().chain(common::gpu()) {
             for cold in [true, false] {
                 let state = if cold { "cold" } else { "warm" };
-                let options = Options { device: Arc::clone(&device), ..Options::default() };
+                let options = Options::default().device(Arc::clone(&device));
                 group.bench_function(format!("{name} to {}, {state}", device.name()), |bencher| {
                     bencher.iter_custom(|rounds| {
                         let mut spent = Duration::ZERO;

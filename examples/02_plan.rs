@@ -13,7 +13,7 @@ use vramp::load::{Loader, TransferOptions};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let path = args.next().ok_or("usage: 02_plan PATH [GLOB]")?;
-    let selection = Selection { include: args.collect(), ..Selection::default() };
+    let selection = Selection::default().include(args);
 
     let checkpoint = Checkpoint::open(&path)?;
     let selected = checkpoint.select(&selection)?;

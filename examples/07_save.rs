@@ -14,14 +14,13 @@ use vramp::save::{Bytes, Input, Layout, Notes, Outline, SaveOptions, Saving, Tar
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(std::env::args().nth(1).ok_or("usage: 07_save FOLDER")?);
     let bias: Vec<u8> = [0.5f32, -0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
-    let outline = Outline { name: "bias".into(), dtype: Dtype::F32, shape: [2].into() };
+    let outline = Outline::new("bias", Dtype::F32, [2]);
     let one = folder.join("one.safetensors");
-    save(&one, &[Input { outline, bytes: Bytes::Host(&bias) }], &SaveOptions::default())?;
+    save(&one, &[Input::new(outline, Bytes::Host(&bias))], &SaveOptions::default())?;
     println!("{:?}", load(&one, &Options::default())?.tensor("bias")?.as_slice::<f32>()?);
 
     // The names, types and shapes are known first; the bytes come in the order of the files.
-    let layer =
-        |at: u64| Outline { name: format!("layer.{at}").into(), dtype: Dtype::BF16, shape: [1024, 1024].into() };
+    let layer = |at: u64| Outline::new(format!("layer.{at}"), Dtype::BF16, [1024, 1024]);
     let target = Target::of(folder.join("many"));
     let layout = Layout::new(target.path(), (0..16).map(layer).collect(), &Notes::default(), 8 << 20)?;
     let mut saving = Saving::begin(&FileStore, &target, layout, &SaveOptions::default())?;

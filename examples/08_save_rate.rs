@@ -20,18 +20,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Eight tensors a file, as layers of a model are: none is as large as a file.
     let columns = bytes / (files * 8 * 2 * 1024);
     let values: Vec<Vec<u8>> = (0..files * 8).map(|seed| noise(seed, columns * 2 * 1024)).collect();
-    let outline = |at: usize| Outline {
-        name: format!("layer.{at:03}").into(),
-        dtype: Dtype::BF16,
-        shape: [1024, usize::try_from(columns).unwrap_or(usize::MAX)].into(),
+    let outline = |at: usize| {
+        Outline::new(format!("layer.{at:03}"), Dtype::BF16, [1024, usize::try_from(columns).unwrap_or(usize::MAX)])
     };
-    let inputs: Vec<Input<'_>> = values
-        .iter()
-        .enumerate()
-        .map(|(at, bytes)| Input { outline: outline(at), bytes: Bytes::Host(bytes) })
-        .collect();
+    let inputs: Vec<Input<'_>> =
+        values.iter().enumerate().map(|(at, bytes)| Input::new(outline(at), Bytes::Host(bytes))).collect();
     let max_shard_bytes = columns * 2 * 1024 * 8;
-    let options = SaveOptions { digests: true, max_shard_bytes, replace: Replace::Anything, ..SaveOptions::default() };
+    let options = SaveOptions::default().digests(true).max_shard_bytes(max_shard_bytes).replace(Replace::Anything);
     let started = Instant::now();
     let saved = save(&folder, &inputs, &options)?;
     let seconds = started.elapsed().as_secs_f64();

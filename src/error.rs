@@ -260,6 +260,7 @@ impl fmt::Display for ErrorKind {
 
 /// A name or pattern that matches no tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Absent {
     /// What was asked for.
     pub name: String,

@@ -47,26 +47,37 @@
 //! Execute anything from a file, open anything outside a checkpoint's folder (links of the Hugging Face cache apart), raise a
 //! signal because a file shrank, panic on what it reads, read environment variables, print.
 
+#[macro_use]
+mod setters;
+
 pub mod checkpoint;
-pub mod convert;
 pub mod device;
 pub mod digest;
 pub mod dtype;
 pub mod durable;
 pub mod error;
-pub mod extent;
-pub mod fallback;
 mod fault;
 pub mod load;
-pub mod memory;
-pub mod os;
 pub mod plan;
 pub mod report;
 pub mod save;
-pub mod setting;
 pub mod storage;
 pub mod tensor;
 pub mod view;
+
+// For vramp's own packages and tests. They change without notice; what users need of them is exported elsewhere.
+#[doc(hidden)]
+pub mod convert;
+#[doc(hidden)]
+pub mod extent;
+#[doc(hidden)]
+pub mod fallback;
+#[doc(hidden)]
+pub mod memory;
+#[doc(hidden)]
+pub mod os;
+#[doc(hidden)]
+pub mod setting;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

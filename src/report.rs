@@ -5,10 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::fallback::Fallback;
+pub use crate::fallback::Fallback;
 
 /// The report of one load.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// Bytes of the tensors, those that have several names counted once.
     pub bytes: u64,
@@ -58,6 +59,36 @@ pub struct Report {
     pub product: String,
     /// What ran the reads: `threads`, `io_uring` or `none` (views).
     pub engine: String,
+}
+
+impl Default for Report {
+    /// The report of a load that did nothing, for tests of what prints reports.
+    fn default() -> Report {
+        Report {
+            bytes: 0,
+            tensors: 0,
+            names: 0,
+            seconds: 0.0,
+            gb_per_s: 0.0,
+            main_stage: MainStage { stage: Stage::SetUp, seconds: 0.0, bytes_per_second: None },
+            estimate: None,
+            efficiency: None,
+            no_estimate: None,
+            stages: Stages::default(),
+            routes: Routes::default(),
+            cache: Cache::default(),
+            staging: Staging::default(),
+            peak_host_bytes: 0,
+            cpu_seconds: 0.0,
+            setup_seconds: 0.0,
+            fallbacks: Vec::new(),
+            file_system: String::new(),
+            kernel: String::new(),
+            device: String::new(),
+            product: String::new(),
+            engine: String::new(),
+        }
+    }
 }
 
 /// The stage that took most of the time of a load.
@@ -137,6 +168,7 @@ pub struct StageTime {
 
 /// Where the time of a load went. `read` and `upload` overlap; the waits are the loop's.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[non_exhaustive]
 pub struct Stages {
     /// Reading headers and the index.
     pub open: StageTime,

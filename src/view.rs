@@ -59,7 +59,7 @@ impl Checkpoint {
     ///
     /// let checkpoint = Checkpoint::open(&path)?;
     /// let rows = SliceRequest { name: "a".into(), dim: 0, range: 1..2 };
-    /// let selection = Selection { slices: vec![rows], ..Selection::default() };
+    /// let selection = Selection::default().slices(vec![rows]);
     /// let mapped = checkpoint.map(&checkpoint.select(&selection)?)?;
     /// let tensor = mapped.tensor("a")?;
     /// let mut copy = [0; 2];

@@ -132,7 +132,7 @@ impl Sample {
         ];
         let slice = |name: &str, dim, range| SliceRequest { name: name.to_owned(), dim, range };
         let slices = vec![slice("g.weight", 1, 100..137), slice("l.cut", 1, 7..31), slice("h.weight", 0, 5..11)];
-        let selection = Selection { slices: slices.clone(), ..Selection::default() };
+        let selection = Selection::default().slices(slices.clone());
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         write(&path, &tensors, random.below(9));
@@ -162,8 +162,8 @@ impl Sample {
 
     /// Loads it to `device`, overflow allowed (the bytes are random), with staging that makes pieces of everything.
     pub(crate) fn load(&self, device: Arc<dyn Device>, staging: Option<Staging>) -> vramp::Result<Loaded> {
-        let convert = Some(Convert { to: self.to, allow_overflow: true });
-        let mut loader = Loader::new(device, TransferOptions { convert, staging, ..TransferOptions::default() });
+        let convert = Some(Convert::to(self.to).allow_overflow(true));
+        let mut loader = Loader::new(device, TransferOptions::default().convert(convert).staging(staging));
         let selected = self.checkpoint.select(&self.selection)?;
         let prepared = loader.prepare(self.checkpoint.clone(), &selected)?;
         loader.load(&prepared)
@@ -221,7 +221,7 @@ fn values(folder: &Path, values: &[(&str, &[f32])]) -> Checkpoint {
 }
 
 fn load_values(checkpoint: &Checkpoint, device: Arc<dyn Device>, convert: Convert) -> vramp::Result<Loaded> {
-    let options = TransferOptions { convert: Some(convert), ..TransferOptions::default() };
+    let options = TransferOptions::default().convert(convert);
     let mut loader = Loader::new(device, options);
     let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default())?)?;
     loader.load(&prepared)
@@ -233,16 +233,16 @@ pub(crate) fn overflow_is_an_error_that_counts(device: &Arc<dyn Device>) {
     let tensors: &[(&str, &[f32])] =
         &[("fits", &[1.0, -65504.0, f32::INFINITY, f32::NAN]), ("no", &[70_000.0, -1e30, 1.0]), ("nor", &[65520.0])];
     let checkpoint = values(folder.path(), tensors);
-    let strict = Convert { to: Float::F16, allow_overflow: false };
+    let strict = Convert::to(Float::F16);
     let error = load_values(&checkpoint, Arc::clone(device), strict).unwrap_err();
     let Error::Overflow { to, tensors, .. } = &error else { panic!("{error}") };
     assert_eq!((to.as_str(), tensors), ("F16", &vec![("no".to_owned(), 2), ("nor".to_owned(), 1)]));
     assert!(error.to_string().contains("\"no\" (2 numbers)"), "{error}");
-    let lax = load_values(&checkpoint, Arc::clone(device), Convert { allow_overflow: true, ..strict }).unwrap();
+    let lax = load_values(&checkpoint, Arc::clone(device), strict.allow_overflow(true)).unwrap();
     assert_eq!(lax.warnings, ["finite numbers became infinite in F16: \"no\" (2 numbers), \"nor\" (1 number)"]);
     let bits: Vec<u8> = [0x7c00u16, 0xfc00, 0x3c00].into_iter().flat_map(u16::to_le_bytes).collect();
     assert_eq!(lax.tensor("no").unwrap().download().unwrap(), bits);
-    load_values(&checkpoint, Arc::clone(device), Convert { to: Float::BF16, ..strict }).unwrap();
+    load_values(&checkpoint, Arc::clone(device), Convert::to(Float::BF16)).unwrap();
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn scales_that_do_not_fit_are_refused_and_named() {
         scales("w.weight_scale_inv", &[2, 3], &mut random),
     ];
     write(&path, &tensors, 0);
-    let convert = Convert { to: Float::BF16, allow_overflow: true };
+    let convert = Convert::to(Float::BF16).allow_overflow(true);
     let error = load_values(&Checkpoint::open(&path).unwrap(), Arc::new(CpuDevice::new()), convert).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { tensor: Some(name), .. } if name == "w.weight"), "{error}");
     for word in ["w.weight_scale_inv", "[2, 3]", "[100, 300]", "`Options::convert`"] {
@@ -276,7 +276,7 @@ fn file_of(folder: &Path, tensors: &[Stored]) -> Checkpoint {
     Checkpoint::open(path).unwrap()
 }
 
-const TO_BF16: Convert = Convert { to: Float::BF16, allow_overflow: true };
+const TO_BF16: Convert = Convert::to(Float::BF16).allow_overflow(true);
 
 #[test]
 fn every_spelling_and_every_shape_of_scales_is_applied_and_said() {
@@ -422,7 +422,7 @@ fn weights_of_whole_numbers_keep_their_scales_as_they_are() {
         scales("b.bias", &[4], &mut random),
     ];
     let checkpoint = file_of(folder.path(), &tensors);
-    let convert = Convert { to: Float::BF16, allow_overflow: false };
+    let convert = Convert::to(Float::BF16);
     let loaded = load_values(&checkpoint, Arc::new(CpuDevice::new()), convert).unwrap();
     for tensor in &tensors {
         let found = loaded.tensor(&tensor.name).unwrap();
@@ -538,9 +538,9 @@ fn scales_are_found_under_every_name_and_never_passed_over() {
     let path = folder.path().join("m.safetensors");
     let load = |given: &[(&str, &str)]| {
         let tie = |&(alias, target): &(&str, &str)| Tie { alias: alias.to_owned(), target: target.to_owned() };
-        let selection = Selection { ties: given.iter().map(tie).collect(), ..Selection::default() };
-        let convert = Some(Convert { to: Float::F32, allow_overflow: false });
-        vramp::load::load(&path, &vramp::load::Options { selection, convert, ..vramp::load::Options::default() })
+        let selection = Selection::default().ties(given.iter().map(tie).collect());
+        let convert = Some(Convert::to(Float::F32));
+        vramp::load::load(&path, &vramp::load::Options::default().selection(selection).convert(convert))
     };
     let all_are = |loaded: &Loaded, names: &[&str], value: f32| {
         assert_eq!(loaded.tensors().iter().map(vramp::tensor::Tensor::name).collect::<Vec<_>>(), names);
@@ -576,7 +576,7 @@ fn what_nothing_can_become_is_a_wrong_request() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = values(folder.path(), &[("a", &[1.0])]);
     for to in [Float::F64, Float::F8E4M3] {
-        let convert = Convert { to, allow_overflow: false };
+        let convert = Convert::to(to);
         let error = load_values(&checkpoint, Arc::new(CpuDevice::new()), convert).unwrap_err();
         assert!(matches!(error, Error::Request { .. }) && error.to_string().contains("not to F"), "{error}");
     }

@@ -67,7 +67,7 @@ fn load_while_harmed(made: &Folder, harm: Harm, steps: u64, route: RouteChoice, 
     let shard = made.shards[steps as usize % made.shards.len()].clone();
     let saboteur = Arc::new(Saboteur { harm, shard, steps: AtomicU64::new(steps + 1) });
     let staging = Some(Staging { count: 3, bytes: 64 << 10 });
-    let options = TransferOptions { route, staging, observer: Some(saboteur), ..TransferOptions::default() };
+    let options = TransferOptions::default().route(route).staging(staging).observer(saboteur);
     let mut loader = Loader::new(device, options);
     let load = || {
         let checkpoint = Checkpoint::open(made.path())?;
@@ -130,7 +130,7 @@ fn harm_during_a_mapped_load() {
 fn the_error_names_the_file_and_what_happened() {
     let made = folder(1, 1, 4, 300_000);
     let saboteur = |harm| Arc::new(Saboteur { harm, shard: made.shards[0].clone(), steps: AtomicU64::new(1) });
-    let options = TransferOptions { observer: Some(saboteur(Harm::Truncate)), ..TransferOptions::default() };
+    let options = TransferOptions::default().observer(saboteur(Harm::Truncate));
     let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
     let checkpoint = Checkpoint::open(made.path()).unwrap();
     let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&Selection::default()).unwrap()).unwrap();

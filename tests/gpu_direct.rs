@@ -24,7 +24,7 @@ fn with_descriptor(_shard: u32, file: MemoryFile) -> MemoryFile {
 
 fn options() -> TransferOptions {
     let staging = Some(Staging { count: 2, bytes: 32 << 10 });
-    TransferOptions { route: RouteChoice::GpuDirect, staging, ..TransferOptions::default() }
+    TransferOptions::default().route(RouteChoice::GpuDirect).staging(staging)
 }
 
 fn loader(device: &DirectDevice, options: TransferOptions, seed: u64) -> Loader {
@@ -187,7 +187,7 @@ fn a_detour_is_taken_when_it_was_asked_for_and_said() {
 fn nobody_who_did_not_ask_gets_a_small_load_past_the_host() {
     let synthetic = Synthetic::new(8, 3, 250_000, with_descriptor);
     let device = DirectDevice::new(8, Vec::new());
-    let auto = TransferOptions { route: RouteChoice::Auto, ..options() };
+    let auto = options().route(RouteChoice::Auto);
     let (loaded, plan) = load(&mut loader(&device, auto, 0), &synthetic).unwrap();
     assert_same(&loaded, &synthetic, "auto");
     assert_eq!((plan.route_bytes(Route::GpuDirect), device.reads(), notes(&loaded).len()), (0, 0, 0));
@@ -231,7 +231,7 @@ fn a_load_past_the_host_can_be_cancelled_at_any_step() {
             let device = DirectDevice::new(step, Vec::new());
             let cancel = Cancel::new();
             let observer = Arc::new(CancelAfter { cancel: cancel.clone(), steps: AtomicU64::new(step) });
-            let options = TransferOptions { cancel, observer: Some(observer), ..options() };
+            let options = options().cancel(cancel).observer(observer);
             match load(&mut loader(&device, options, step), &synthetic) {
                 Err(Error::Cancelled) => cancelled += 1,
                 Ok((loaded, _)) => assert_same(&loaded, &synthetic, "the switch came after the last step"),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use vramp::Float;
 use vramp::checkpoint::Selection;
-use vramp::convert::Float;
 use vramp::device::{Arena, CpuDevice, Device, DeviceLimits, NullDevice, Stream};
 use vramp::load::{Cancel, Convert, Loaded, Loader, Observer, TransferOptions};
 use vramp::memory::staging::StagingPool;
@@ -26,7 +26,7 @@ fn tight(seed: u64) -> TransferOptions {
     let mut random = Random::new(seed ^ 0x5eed);
     let staging = Some(Staging { count: 1 + random.below(4), bytes: 4096 << random.below(5) });
     let route = [RouteChoice::Auto, RouteChoice::Auto, RouteChoice::Direct, RouteChoice::Buffered, RouteChoice::Mapped];
-    TransferOptions { staging, route: route[random.below(5)], ..TransferOptions::default() }
+    TransferOptions::default().staging(staging).route(route[random.below(5)])
 }
 
 fn load_with(loader: &mut Loader, synthetic: &Synthetic) -> Result<Loaded> {
@@ -167,8 +167,7 @@ impl Device for SpyDevice {
 fn spied(loader: Loader, seed: u64) -> (Loader, Arc<Mutex<Log>>) {
     let log = Arc::new(Mutex::new(Log::default()));
     let shared = Arc::clone(&log);
-    let threads =
-        QueueOptions { page_cache_threads: 2, direct_depth: 2, populate_threads: 1, ..QueueOptions::default() };
+    let threads = QueueOptions::default().page_cache_threads(2).direct_depth(2).populate_threads(1);
     let make = move |pool: Option<&StagingPool>, fallbacks: &_| -> Box<dyn ReadQueue> {
         let inner: Box<dyn ReadQueue> = match seed % 2 {
             0 => Box::new(ShuffledQueue::new(seed, 4)),
@@ -254,7 +253,7 @@ fn l4_a_load_can_be_cancelled_at_any_step() {
             let lazy = LazyDevice::new(step);
             let cancel = Cancel::new();
             let observer = Arc::new(CancelAfter { cancel: cancel.clone(), steps: AtomicU64::new(step) });
-            let options = TransferOptions { cancel, observer: Some(observer), ..tight(3) };
+            let options = tight(3).cancel(cancel).observer(observer);
             let device = SpyDevice::over(lazy.clone());
             let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options), step);
             match load_with(&mut loader, &synthetic) {
@@ -274,7 +273,7 @@ fn l5_a_load_takes_one_arena_and_one_pool_whatever_the_checkpoint() {
             let synthetic = Synthetic::new(11, shards, 60_000, as_is);
             let device = SpyDevice::over(LazyDevice::new(5));
             let staging = Some(Staging { count: 3, bytes: 16 << 10 });
-            let options = TransferOptions { staging, ..TransferOptions::default() };
+            let options = TransferOptions::default().staging(staging);
             let (mut loader, log) = spied(loader(Arc::clone(&device) as Arc<dyn Device>, options), 4);
             let bytes = load_with(&mut loader, &synthetic).unwrap().report.bytes;
             let arenas = device.arenas.lock().unwrap();
@@ -333,8 +332,8 @@ fn a_tensor_can_be_used_while_another_shard_still_waits_for_its_disk() {
         let ready: Vec<_> = synthetic.expected.keys().filter(|name| name.starts_with("layer.0.")).cloned().collect();
         let late = synthetic.expected.iter().find(|(name, bytes)| name.starts_with("layer.1.") && !bytes.is_empty());
         let late = Arc::clone(late.unwrap().0);
-        let threads = QueueOptions { page_cache_threads: 4, direct_depth: 4, ..QueueOptions::default() };
-        let options = TransferOptions { queue: threads, ..TransferOptions::default() };
+        let threads = QueueOptions::default().page_cache_threads(4).direct_depth(4);
+        let options = TransferOptions::default().queue(threads);
         let loader = loader(Arc::new(CpuDevice::new()), options);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
@@ -383,7 +382,7 @@ impl Observer for Clumsy {
 fn a_load_that_panics_ends_for_those_who_wait_for_it() {
     watched(|| {
         let synthetic = Synthetic::new(3, 2, 300_000, as_is);
-        let options = TransferOptions { observer: Some(Arc::new(Clumsy)), ..TransferOptions::default() };
+        let options = TransferOptions::default().observer(Arc::new(Clumsy));
         let loader = loader(Arc::new(CpuDevice::new()), options);
         let selected = synthetic.checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(synthetic.checkpoint.clone(), &selected).unwrap();
@@ -450,12 +449,12 @@ fn loaded_tensors_can_be_sent_and_shared() {
 fn uploads_and_kernels_are_timed_at_work() {
     const SLOW: f64 = 4e6;
     const FAST: f64 = 1e12;
-    let convert = Some(Convert { to: Float::F32, allow_overflow: true });
+    let convert = Some(Convert::to(Float::F32).allow_overflow(true));
     for (link, kernels, convert) in [(SLOW, FAST, None), (FAST, SLOW, convert)] {
         let synthetic = Synthetic::new(12, 1, 400_000, as_is);
         let device = Arc::new(PacedDevice::new(Pace::new(link), Pace::new(kernels)));
         let staging = Some(Staging { count: 16, bytes: 256 << 10 });
-        let options = TransferOptions { staging, convert, ..TransferOptions::default() };
+        let options = TransferOptions::default().staging(staging).convert(convert);
         let report = load_with(&mut loader(device, options), &synthetic).unwrap().report;
         let stages = &report.stages;
         let (bytes, seconds) = match convert {

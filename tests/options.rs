@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vramp::Error;
+use vramp::Float;
 use vramp::checkpoint::{Checkpoint, Selection};
-use vramp::convert::Float;
 use vramp::device::NullDevice;
 use vramp::dtype::Dtype;
 use vramp::load::{Cancel, Convert, Observer, Options, load};
@@ -31,11 +31,9 @@ fn progress_comes_to_all_bytes_and_stands_beside_an_observer() {
     let made = folder(3, 2, 3, 300_000);
     let told = Arc::new(Mutex::new(Vec::new()));
     let (seen, log) = (Arc::new(Seen::default()), Arc::clone(&told));
-    let options = Options {
-        progress: Some(Arc::new(move |done, total| log.lock().unwrap().push((done, total)))),
-        observer: Some(Arc::clone(&seen) as Arc<dyn Observer>),
-        ..Options::default()
-    };
+    let options = Options::default()
+        .progress(move |done, total| log.lock().unwrap().push((done, total)))
+        .observer(Arc::clone(&seen) as Arc<dyn Observer>);
     let loaded = load(made.path(), &options).unwrap();
     for (name, bytes) in &made.expected {
         assert!(loaded.tensor(name).unwrap().bytes().unwrap() == bytes, "{name}");
@@ -52,7 +50,7 @@ fn a_switch_that_is_thrown_stops_the_load() {
     let made = folder(4, 1, 2, 1000);
     let cancel = Cancel::new();
     cancel.cancel();
-    let error = load(made.path(), &Options { cancel, ..Options::default() }).unwrap_err();
+    let error = load(made.path(), &Options::default().cancel(cancel)).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
 }
 
@@ -75,8 +73,8 @@ fn a_cast_is_said_at_the_top_and_bytes_and_elements_have_names_of_their_own() {
         let plain = load(file.path(), &Options::default()).unwrap();
         let weight = plain.tensor("w").unwrap();
         assert_eq!((weight.element_count(), weight.byte_len(), weight.is_empty()), (count, 4 * count, count == 0));
-        let convert = Some(Convert { to: Float::BF16, allow_overflow: false });
-        let cast = load(file.path(), &Options { convert, ..Options::default() }).unwrap();
+        let convert = Some(Convert::to(Float::BF16));
+        let cast = load(file.path(), &Options::default().convert(convert)).unwrap();
         let weight = cast.tensor("w").unwrap();
         assert_eq!((weight.dtype(), weight.element_count(), weight.byte_len()), (Dtype::BF16, count, 2 * count));
         let expected: Vec<u16> = values.iter().map(|value| (value.to_bits() >> 16) as u16).collect(); // exact in BF16
@@ -93,7 +91,7 @@ fn a_cast_is_said_at_the_top_and_bytes_and_elements_have_names_of_their_own() {
 #[test]
 fn the_null_device_says_what_it_is_for_whatever_is_asked_of_its_tensors() {
     let file = floats("[2,3]", &[1.0, 2.0, 3.0, -4.0, 0.5, 6.0]);
-    let loaded = load(file.path(), &Options { device: Arc::new(NullDevice::new()), ..Options::default() }).unwrap();
+    let loaded = load(file.path(), &Options::default().device(Arc::new(NullDevice::new()))).unwrap();
     let tensor = loaded.tensor("w").unwrap();
     let errors = [
         tensor.bytes().unwrap_err(),
@@ -112,7 +110,7 @@ fn the_null_device_says_what_it_is_for_whatever_is_asked_of_its_tensors() {
 #[test]
 fn a_device_that_keeps_bytes_elsewhere_names_the_way_to_them() {
     let file = floats("[1]", &[2.0]);
-    let loaded = load(file.path(), &Options { device: Arc::new(LazyDevice::new(1)), ..Options::default() }).unwrap();
+    let loaded = load(file.path(), &Options::default().device(Arc::new(LazyDevice::new(1)))).unwrap();
     let tensor = loaded.tensor("w").unwrap();
     let said = tensor.bytes().unwrap_err().to_string();
     assert!(said.contains("not in host memory") && said.contains("download"), "{said}");
@@ -139,6 +137,6 @@ fn a_tensor_hands_over_its_address_and_what_keeps_it() {
     drop(raw);
     assert!(loaded.into_arena().is_ok());
     let device = std::sync::Arc::new(vramp::device::NullDevice::new());
-    let null = vramp::load(&path, &vramp::Options { device, ..vramp::Options::default() }).unwrap();
+    let null = vramp::load(&path, &vramp::Options::default().device(device)).unwrap();
     assert!(null.tensor("a").unwrap().clone().into_raw().is_err(), "the null device keeps nothing");
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use vramp::Error;
+use vramp::Float;
 use vramp::checkpoint::{Checkpoint, Selection, SliceRequest};
-use vramp::convert::Float;
 use vramp::device::{CpuDevice, Device};
 use vramp::durable::FileStore;
 use vramp::load::{Convert, Loaded, Loader, TransferOptions};
@@ -40,8 +40,8 @@ fn write(folder: &Path, tensors: &[Stored], config: &Value, metadata: Value) -> 
 }
 
 fn options(to: Float, staging: Option<Staging>) -> TransferOptions {
-    let convert = Some(Convert { to, allow_overflow: true });
-    TransferOptions { convert, staging, ..TransferOptions::default() }
+    let convert = Some(Convert::to(to).allow_overflow(true));
+    TransferOptions::default().convert(convert).staging(staging)
 }
 
 fn load_part(
@@ -147,7 +147,7 @@ fn fp8(
     config: Value,
     random: &mut Random,
 ) -> Weight {
-    let bytes: Vec<u8> = random.bytes((rows * columns));
+    let bytes: Vec<u8> = random.bytes(rows * columns);
     let across = columns.div_ceil(block[1]);
     let of = |(at, byte): (usize, &u8)| {
         let (row, column) = (at / columns, at % columns);
@@ -242,7 +242,7 @@ fn packed_weights_become_the_numbers_that_they_mean() {
 }
 
 fn slice(name: &str, dim: usize, range: std::ops::Range<usize>) -> Selection {
-    Selection { slices: vec![SliceRequest { name: name.to_owned(), dim, range }], ..Selection::default() }
+    Selection::default().slices(vec![SliceRequest { name: name.to_owned(), dim, range }])
 }
 
 #[test]
@@ -494,7 +494,7 @@ fn a_weight_whose_bare_name_is_taken_keeps_its_own_or_is_refused() {
         .map(|(name, dtype, shape, bytes)| (if name == "l.weight" { "m.l.weight" } else { name }, dtype, shape, bytes))
         .collect();
     let checkpoint = write(folder.path(), &stripped, &json!({}), json!({}));
-    let selection = Selection { strip_prefix: vec!["m.".to_owned()], ..Selection::default() };
+    let selection = Selection::default().strip_prefix(["m."]);
     let loader = Loader::new(cpu(), options(Float::BF16, None));
     let error = loader.prepare(checkpoint.clone(), &checkpoint.select(&selection).unwrap()).unwrap_err();
     assert!(matches!(error, Error::Request { .. }), "{error}");
@@ -561,7 +561,7 @@ fn exponents_in_bytes_are_taken_for_such_only_where_something_says_so() {
 fn converted(checkpoint: &Checkpoint, folder: &Path, selection: Selection) -> (Converted, Checkpoint) {
     let out = folder.join("out.safetensors");
     let transfer = options(Float::BF16, None);
-    let options = ConvertOptions { transfer, selection, overwrite: true, ..ConvertOptions::default() };
+    let options = ConvertOptions::default().transfer(transfer).selection(selection).overwrite(true);
     let said = convert(checkpoint, &FileStore, &Target::of(&out), &options).unwrap();
     (said, Checkpoint::open(out).unwrap())
 }
@@ -614,7 +614,7 @@ fn records_go_with_the_quantisation_that_they_describe() {
         said.skipped.iter().any(|skipped| skipped.name == "d.comfy_quant" && skipped.why.contains("no longer true"))
     );
 
-    let only = Selection { exclude: vec!["q.*".to_owned()], ..Selection::default() };
+    let only = Selection::default().exclude(["q.*"]);
     let (said, out) = converted(&checkpoint, folder.path(), only);
     assert_eq!(names(&out), ["d.input_scale", "d.weight"]);
     let left: Vec<&str> = out.metadata().keys().map(String::as_str).collect();

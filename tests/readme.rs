@@ -31,8 +31,7 @@ fn run(model: &Path) -> vramp::Result<String> {
     for tensor in Checkpoint::open(model)?.tensors() {
         said += &format!("{}: {} {:?}\n", tensor.name, tensor.dtype, tensor.shape);
     }
-    let convert = Some(Convert { to: Float::BF16, allow_overflow: false });
-    let loaded = load(model, &Options { convert, ..Options::default() })?;
+    let loaded = load(model, &Options::default().convert(Convert::to(Float::BF16)))?;
     match loaded.tensor("lm_head.weight") {
         Ok(weight) => {
             let values = weight.as_slice::<vramp::half::bf16>()?;

@@ -31,8 +31,8 @@ struct Outcome {
 }
 
 fn options(storage: &Arc<dyn Storage>) -> Options {
-    let open = OpenOptions { storage: Arc::clone(storage), ..OpenOptions::default() };
-    Options { open, ..Options::default() }
+    let open = OpenOptions::default().storage(Arc::clone(storage));
+    Options::default().open(open)
 }
 
 fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
@@ -49,12 +49,11 @@ fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
         let shards: Vec<_> = checkpoint.shards().iter().map(|shard| (&shard.path, shard.bytes)).collect();
         format!("{:?} {shards:?} {:?} {:?}", checkpoint.tensors(), checkpoint.metadata(), checkpoint.warnings())
     });
-    let null = || Ok(load(path, &Options { device: Arc::new(NullDevice::new()), ..options(storage) })?.report.bytes);
+    let null = || Ok(load(path, &options(storage).device(Arc::new(NullDevice::new())))?.report.bytes);
     let converted = || {
         let folder = tempfile::tempdir().unwrap();
         let target = Target::File(folder.path().join("out.safetensors"));
-        let converted =
-            convert(&open()?, &FileStore, &target, &ConvertOptions { check: true, ..ConvertOptions::default() })?;
+        let converted = convert(&open()?, &FileStore, &target, &ConvertOptions::default().check(true))?;
         let bytes = std::fs::read(target.path()).unwrap();
         Ok(format!("{} {:?}", vramp::digest::Digest::of(&bytes), converted.ties))
     };
@@ -64,7 +63,7 @@ fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
         listed: said(listed),
         loaded: said(digests(&options(storage))),
         null: said(null().map(|bytes: u64| bytes.to_string())),
-        device: said(digests(&Options { device: Arc::new(LazyDevice::new(3)), ..options(storage) })),
+        device: said(digests(&options(storage).device(Arc::new(LazyDevice::new(3))))),
         converted: said(converted()),
         audit: said(audit()),
     }

@@ -179,7 +179,7 @@ proptest! {
         let (file, storages) = file_of(&views, container);
         let (_dir, path) = written(&file);
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let options = TransferOptions { route, ..TransferOptions::default() };
+        let options = TransferOptions::default().route(route);
         let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
@@ -237,7 +237,7 @@ fn a_plain_tensor_streams_from_where_it_lies_and_a_made_one_is_sliced_and_compar
     assert_eq!(checkpoint.tensor("plain").unwrap().shard(), 0);
     assert_eq!(checkpoint.shared().len(), 1);
     let rows = SliceRequest { name: "turned".into(), dim: 1, range: 2..4 };
-    let options = Options { selection: Selection { slices: vec![rows], ..Selection::default() }, ..Options::default() };
+    let options = Options::default().selection(Selection::default().slices(vec![rows]));
     let loaded = load(&path, &options).unwrap();
     let turned: Vec<f32> = loaded.tensor("turned").unwrap().as_slice::<f32>().unwrap().to_vec();
     assert_eq!(turned, [9.0, 13.0, 10.0, 14.0, 11.0, 15.0, 12.0, 16.0]);
@@ -246,7 +246,7 @@ fn a_plain_tensor_streams_from_where_it_lies_and_a_made_one_is_sliced_and_compar
     assert!(!strict::same_bytes(&checkpoint, at("plain"), at("turned")).unwrap_or(false));
     let all = checkpoint.select(&Selection::default()).unwrap();
     assert!(checkpoint.map(&all).unwrap_err().to_string().contains("cannot be viewed"));
-    let only = checkpoint.select(&Selection { include: vec!["plain".into()], ..Selection::default() }).unwrap();
+    let only = checkpoint.select(&Selection::default().include(["plain"])).unwrap();
     checkpoint.map(&only).unwrap();
 }
 
@@ -268,8 +268,7 @@ fn nested_objects_have_joined_names_and_a_key_chooses_among_them() {
     let file = archive(&pickle.raw(b"u").stop(), &[("0", &data(4)), ("1", &data(1))]);
     let (_dir, path) = written(&file);
     assert_eq!(loaded(&path).into_keys().collect::<Vec<_>>(), ["list.0", "model.w"]);
-    let with =
-        |key: &str| Checkpoint::open_with(&path, &OpenOptions { key: Some(key.into()), ..OpenOptions::default() });
+    let with = |key: &str| Checkpoint::open_with(&path, &OpenOptions::default().key(key));
     assert_eq!(&*with("model").unwrap().tensors()[0].name, "w");
     let error = with("ema").unwrap_err();
     assert!(error.exit_code() == 2 && error.to_string().contains("\"model\""), "{error}");
@@ -317,7 +316,7 @@ fn unknown_objects_are_passed_over_only_where_that_was_asked_for_and_code_never(
         let pickle = Pickle::new().raw(b"}(").text("w").tensor(&one()).text("x").global(module, name).raw(b")Ru");
         archive(&pickle.stop(), &[("0", &data(4))])
     };
-    let lax = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    let lax = OpenOptions::default().skip_unknown(true);
     let (_dir, path) = written(&with("my.models", "Net"));
     let said = Checkpoint::open(&path).unwrap_err().to_string();
     assert!(said.contains("my.models.Net") && said.contains("`OpenOptions::skip_unknown`"), "{said}");
@@ -448,7 +447,7 @@ fn what_runs_code_is_said_whatever_else_there_is_to_say() {
     let file = archive(&pickle.stop(), &[]);
     let (_dir, path) = written(&file);
     assert_eq!(audit(&path).unwrap().verdict, Verdict::Dangerous);
-    let passing = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
+    let passing = OpenOptions::default().skip_unknown(true);
     assert!(Checkpoint::open_with(&path, &passing).unwrap_err().to_string().contains("posix.system"));
 }
 

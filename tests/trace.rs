@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use vramp::Error;
+use vramp::Float;
 use vramp::checkpoint::{Checkpoint, Selection};
-use vramp::convert::Float;
 use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::load::{Convert, Loader, Observer, TraceEvent, TraceLane, TransferOptions};
 use vramp::plan::{LoadPlan, RouteChoice};
@@ -118,7 +118,7 @@ fn assert_close(found: f64, expected: f64, what: &str) {
 
 fn options(notes: &Arc<Notes>) -> TransferOptions {
     let staging = Some(Staging { count: 3, bytes: 16 << 10 });
-    TransferOptions { staging, observer: Some(Arc::clone(notes) as Arc<dyn Observer>), ..TransferOptions::default() }
+    TransferOptions::default().staging(staging).observer(Arc::clone(notes) as Arc<dyn Observer>)
 }
 
 #[test]
@@ -189,11 +189,11 @@ fn threads_and_ring_tell_the_same_reads() {
         for (engine, convert) in [(Engine::Threads, false), (Engine::Ring, false), (Engine::Ring, true)] {
             let what = format!("{engine:?}, converting: {convert}");
             let notes = Arc::new(Notes::default());
-            let convert = convert.then_some(Convert { to: Float::BF16, allow_overflow: false });
-            let queue = QueueOptions { engine, ..QueueOptions::default() };
+            let convert = convert.then_some(Convert::to(Float::BF16));
+            let queue = QueueOptions::default().engine(engine);
             let staging = None;
             let route = RouteChoice::Direct;
-            let options = TransferOptions { queue, convert, staging, route, ..options(&notes) };
+            let options = options(&notes).queue(queue).convert(convert).staging(staging).route(route);
             let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
             let told = Told::of(&mut loader, &notes, &checkpoint);
             told.check(&what);

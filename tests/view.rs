@@ -20,7 +20,7 @@ fn map(path: &std::path::Path, selection: &Selection) -> vramp::Result<vramp::vi
 fn views_show_the_bytes_of_each_tensor_and_of_leading_slices() {
     let made = folder(1, 2, 3, 10_000);
     let slices = vec![SliceRequest { name: "layer.0.1".into(), dim: 0, range: 100..300 }];
-    let mapped = map(made.path(), &Selection { slices, ..Selection::default() }).unwrap();
+    let mapped = map(made.path(), &Selection::default().slices(slices)).unwrap();
     assert_eq!(mapped.tensors().len(), made.expected.len());
     assert_eq!(mapped.report.routes.view, mapped.report.bytes);
     for (name, bytes) in &made.expected {
@@ -64,7 +64,7 @@ fn what_does_not_lie_in_one_piece_cannot_be_viewed() {
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 16]].concat();
     fs::write(&path, bytes).unwrap();
     let slices = vec![SliceRequest { name: "w".into(), dim: 1, range: 0..2 }];
-    let error = map(&path, &Selection { slices, ..Selection::default() }).unwrap_err();
+    let error = map(&path, &Selection::default().slices(slices)).unwrap_err();
     assert!(matches!(error, Error::Request { .. }) && error.to_string().contains("one piece"), "{error}");
 }
 

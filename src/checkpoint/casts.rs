@@ -27,6 +27,7 @@ const EXPONENT_BLOCK: u64 = 32;
 
 /// What converting a selection takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Casts {
     /// The tensors to hand out, in the order of the selection: all of it but the scales that are used up.
     pub tensors: Vec<ConvertedTensor>,
@@ -38,6 +39,7 @@ pub struct Casts {
 
 /// The tensors that a table of scales is made of (indices into [`Checkpoint::tensors`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct ScaleSource {
     /// The scales of blocks.
     pub tensor: usize,
@@ -47,6 +49,7 @@ pub struct ScaleSource {
 
 /// A selected tensor and its conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConvertedTensor {
     /// The tensor.
     pub selected: Selected,

@@ -62,12 +62,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::dtype::StoredDtype;
-use crate::extent::{Extent, ShardIndex};
+pub use crate::extent::{Extent, ShardIndex, Strided};
 use crate::fault::counted;
 use crate::storage::{Storage, Version};
 
 /// One weight file.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Shard {
     /// Path to open.
     pub path: PathBuf,
@@ -97,6 +98,7 @@ pub enum Format {
 
 /// One tensor of a checkpoint.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct TensorInfo {
     /// Name, exactly as stored.
     pub name: Arc<str>,
@@ -143,7 +145,24 @@ pub struct Checkpoint {
     pub(crate) storage: Arc<dyn Storage>,
 }
 
+impl Shard {
+    /// A weight file whose bytes are loaded as they lie in it.
+    pub fn new(path: impl Into<PathBuf>, bytes: u64, version: Version) -> Shard {
+        Shard { path: path.into(), bytes, version, derived: None }
+    }
+}
+
 impl TensorInfo {
+    /// A tensor of that name, element type and shape, with its bytes at `data`.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        dtype: impl Into<StoredDtype>,
+        shape: impl Into<Arc<[usize]>>,
+        data: TensorData,
+    ) -> TensorInfo {
+        TensorInfo { name: name.into(), dtype: dtype.into(), shape: shape.into(), data }
+    }
+
     /// Bytes of the tensor's elements.
     pub fn bytes(&self) -> u64 {
         match &self.data {

@@ -29,6 +29,7 @@ const TORCH: &[&str] = &[".bin", ".pt", ".pth", ".ckpt"];
 
 /// How to open a checkpoint.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// Where the files are: the machine's own file systems, unless told otherwise.
     pub storage: Arc<dyn Storage>,
@@ -57,6 +58,21 @@ impl Default for OpenOptions {
         }
     }
 }
+
+setters!(OpenOptions {
+    /// Sets the storage that the files are read from.
+    storage: Arc<dyn Storage>,
+    /// Sets the longest header, and the longest index, that is read, in bytes.
+    max_header_bytes: u64,
+    /// Sets which copy of the weights to take from a folder that holds several.
+    variant: Some(into String),
+    /// Sets the Hugging Face cache to find `org/name` in.
+    hub_cache: Some(into PathBuf),
+    /// Sets the key of a PyTorch file's object to take the tensors from.
+    key: Some(into String),
+    /// Sets whether unknown objects of a PyTorch file are passed over.
+    skip_unknown: bool,
+});
 
 impl Checkpoint {
     /// Opens a checkpoint: a safetensors file, one of PyTorch's own (recognised by its content, never executed), a folder

@@ -14,6 +14,7 @@ use crate::fault::{Listed, quoted};
 
 /// Records that are no longer true.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StaleRecords {
     /// Tensors to leave out, as indices into [`Checkpoint::tensors`].
     pub tensors: BTreeSet<usize>,

@@ -24,6 +24,7 @@ pub const LENGTH_BYTES: u64 = 8;
 
 /// What the header of one file says.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Header {
     /// The tensors, by the place of their bytes.
     pub tensors: Vec<Stored>,
@@ -38,6 +39,7 @@ pub(crate) const RESERVED: &str = "__metadata__";
 
 /// One tensor as a file stores it. Its bytes lie in the file: that has been checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stored {
     /// Name.
     pub name: Arc<str>,

@@ -19,6 +19,7 @@ use crate::setting::Setting;
 
 /// What to load. The default is everything, under the stored names.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Selection {
     /// Globs of the names to load; none means all.
     pub include: Vec<String>,
@@ -34,6 +35,38 @@ pub struct Selection {
     /// Further names for tensors, beside those that the checkpoint records itself.
     pub ties: Vec<Tie>,
 }
+
+impl Selection {
+    /// Sets the globs of the names to load.
+    #[must_use]
+    pub fn include<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Selection {
+        self.include = patterns.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets the globs of the names to leave out.
+    #[must_use]
+    pub fn exclude<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Selection {
+        self.exclude = patterns.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets the prefixes to take off the names.
+    #[must_use]
+    pub fn strip_prefix<P: Into<String>>(mut self, prefixes: impl IntoIterator<Item = P>) -> Selection {
+        self.strip_prefix = prefixes.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+setters!(Selection {
+    /// Sets the parts of single tensors to load.
+    slices: Vec<SliceRequest>,
+    /// Sets the rank of a tensor-parallel group to load the share of.
+    tensor_parallel: into Option<TensorParallel>,
+    /// Sets further names for tensors.
+    ties: Vec<Tie>,
+});
 
 /// A part of one tensor, by its stored name.
 #[derive(Debug, Clone, PartialEq, Eq)]

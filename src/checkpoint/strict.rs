@@ -185,6 +185,7 @@ impl Object for Tensors {
 
 /// Everything in which a checkpoint differs from a specification. All lists are sorted by name.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Verdict {
     /// Whether it matches in everything.
     pub ok: bool,
@@ -206,6 +207,7 @@ pub struct Verdict {
 
 /// A tensor of another shape than needed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct ShapeMismatch {
     /// Name.
     pub name: String,
@@ -217,6 +219,7 @@ pub struct ShapeMismatch {
 
 /// A tensor of another element type than needed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct DtypeMismatch {
     /// Name.
     pub name: String,
@@ -228,6 +231,7 @@ pub struct DtypeMismatch {
 
 /// What became of one tie.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct TieVerdict {
     /// The further name.
     pub alias: String,

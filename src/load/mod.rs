@@ -65,6 +65,7 @@ use crate::tensor::Tensor;
 
 /// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct TransferOptions {
     /// Which way the bytes go.
     pub route: RouteChoice,
@@ -87,14 +88,49 @@ pub struct TransferOptions {
     pub limits: Option<Arc<MeasuredLimits>>,
 }
 
+setters!(TransferOptions {
+    /// Sets how bytes come out of the files.
+    route: RouteChoice,
+    /// Sets the number and size of the staging buffers.
+    staging: into Option<Staging>,
+    /// Sets what runs the reads.
+    queue: QueueOptions,
+    /// Sets the most bytes of a read.
+    read_bytes: Some(u64),
+    /// Sets how many uploads run side by side.
+    lanes: Some(usize),
+    /// Sets what floating-point tensors become.
+    convert: into Option<Convert>,
+    /// Sets the switch that stops the load from another thread.
+    cancel: Cancel,
+    /// Sets who observes the plan, each advance and the trace events.
+    observer: Some(Arc<dyn Observer>),
+    /// Sets the measured limits that the report compares the load with.
+    limits: into Option<Arc<MeasuredLimits>>,
+});
+
 /// What becomes of floating-point tensors. Others are left as they are; quantised weights are multiplied by the scales that lie
 /// beside them in the checkpoint, which are then not handed out themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Convert {
     /// The element type: F32, F16 or BF16.
     pub to: Float,
     /// Whether finite numbers may become infinite; if not, that is [`Error::Overflow`].
     pub allow_overflow: bool,
+}
+
+impl Convert {
+    /// Conversion to that type, with an error where a finite number would become infinite.
+    pub const fn to(to: Float) -> Convert {
+        Convert { to, allow_overflow: false }
+    }
+
+    /// Sets whether finite numbers may become infinite.
+    #[must_use]
+    pub const fn allow_overflow(self, allow_overflow: bool) -> Convert {
+        Convert { allow_overflow, ..self }
+    }
 }
 
 /// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`].
@@ -117,6 +153,7 @@ pub trait Observer: Send + Sync {
 
 /// A finished load.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Loaded {
     /// Sorted by name.
     tensors: Vec<Tensor>,
@@ -130,6 +167,7 @@ pub struct Loaded {
 
 /// A plan, the checkpoint that it loads, and what was learned while making it.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Prepared {
     /// What is loaded. A plan fits no other checkpoint, so it keeps its own.
     checkpoint: Arc<Checkpoint>,

@@ -16,23 +16,22 @@ use crate::storage::QueueOptions;
 /// Is told how many bytes of how many are done. It is called from the working thread and must return soon.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// Everything that [`load`](super::load) may be told. The default loads all tensors to host memory, as they are stored.
+/// The options of [`load`](super::load). The default loads all tensors to host memory, as they are stored; the program `vramp` loads
+/// to the first GPU where there is one. A library that took a GPU unasked would create a CUDA context in every process.
 ///
 /// ```
-/// use std::sync::Arc;
-/// use vramp::convert::Float;
+/// use vramp::Float;
 /// use vramp::load::{Cancel, Convert, Options};
 ///
 /// let cancel = Cancel::new(); // keep a clone; `cancel.cancel()` from another thread stops the load
-/// let options = Options {
-///     convert: Some(Convert { to: Float::BF16, allow_overflow: false }),
-///     progress: Some(Arc::new(|done, total| eprintln!("{done} of {total} bytes"))),
-///     cancel: cancel.clone(),
-///     ..Options::default()
-/// };
+/// let options = Options::default()
+///     .convert(Convert::to(Float::BF16))
+///     .progress(|done, total| eprintln!("{done} of {total} bytes"))
+///     .cancel(cancel.clone());
 /// # assert!(options.convert.is_some());
 /// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Options {
     /// Where the tensors go.
     pub device: Arc<dyn Device>,
@@ -84,7 +83,41 @@ impl Default for Options {
     }
 }
 
+setters!(Options {
+    /// Sets where the tensors go: [`CpuDevice`], [`NullDevice`](crate::device::NullDevice), `CudaDevice`.
+    device: Arc<dyn Device>,
+    /// Sets which tensors to load, and which parts of them.
+    selection: Selection,
+    /// Sets how the checkpoint is opened.
+    open: OpenOptions,
+    /// Sets what floating-point tensors become.
+    convert: into Option<Convert>,
+    /// Sets the switch that stops the load from another thread.
+    cancel: Cancel,
+    /// Sets who observes the plan, each advance and the trace events.
+    observer: Some(Arc<dyn Observer>),
+    /// Sets how bytes come out of the files.
+    route: RouteChoice,
+    /// Sets the number and size of the staging buffers.
+    staging: into Option<Staging>,
+    /// Sets what runs the reads.
+    queue: QueueOptions,
+    /// Sets the most bytes of a read; see [`TransferOptions::read_bytes`].
+    read_bytes: Some(u64),
+    /// Sets how many uploads run side by side; see [`TransferOptions::lanes`].
+    lanes: Some(usize),
+    /// Sets the measured limits that the report compares the load with.
+    limits: into Option<Arc<MeasuredLimits>>,
+});
+
 impl Options {
+    /// Sets the function that gets the bytes read so far and the bytes to read, in this order. The working thread calls it.
+    #[must_use]
+    pub fn progress(mut self, progress: impl Fn(u64, u64) + Send + Sync + 'static) -> Options {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
     /// The same for a [`Loader`](super::Loader), which is told its device, the checkpoint and the selection apart.
     pub fn transfer(&self) -> TransferOptions {
         TransferOptions {

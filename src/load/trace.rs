@@ -30,6 +30,7 @@ pub enum TraceLane {
 
 /// Something that took time, once it is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TraceEvent {
     /// Who was busy.
     pub lane: TraceLane,
@@ -53,6 +54,7 @@ pub struct TraceEvent {
 /// A row in a picture of a load: one of those that were busy in the same way at the same time. Shows itself as `loop`,
 /// `reader 0, direct`, `upload 1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct TracePlace {
     /// Who.
     pub lane: TraceLane,

@@ -98,6 +98,7 @@ pub struct PlanOptions {
 
 /// A complete plan. Offsets and lengths are bytes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct LoadPlan {
     /// Size of the arena.
     pub arena_bytes: u64,
@@ -114,6 +115,7 @@ pub struct LoadPlan {
 
 /// A tensor that holds the scales of quantised ones.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct ScaleTable {
     /// Its name as stored.
     pub name: Arc<str>,
@@ -131,6 +133,7 @@ pub struct ScaleTable {
 
 /// The upper level of scales on two levels: one F32 number.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct GlobalScale {
     /// The tensor that holds it, as stored.
     pub name: Arc<str>,
@@ -143,6 +146,7 @@ pub struct GlobalScale {
 
 /// Where a tensor lies in the arena.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Placement {
     /// Name under which it is handed out.
     pub name: Arc<str>,
@@ -164,6 +168,7 @@ pub struct Placement {
 
 /// One read and what it feeds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Transfer {
     /// Which file.
     pub shard: ShardIndex,
@@ -195,6 +200,7 @@ pub enum Landing {
 
 /// A piece of a staging buffer and its place in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct PlacedPiece {
     /// The bytes of the buffer.
     pub piece: Piece,

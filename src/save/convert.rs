@@ -40,6 +40,7 @@ pub enum Ties {
 
 /// How a checkpoint is converted.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct ConvertOptions {
     /// Which tensors, under which names.
     pub selection: Selection,
@@ -85,8 +86,28 @@ impl Default for ConvertOptions {
     }
 }
 
+setters!(ConvertOptions {
+    /// Sets which tensors to convert, and under which names.
+    selection: Selection,
+    /// Sets how they are read, and what floating-point tensors become.
+    transfer: TransferOptions,
+    /// Sets what becomes of tensors that have several names.
+    ties: Ties,
+    /// Sets the most bytes of tensors in one file of a folder.
+    max_shard_bytes: u64,
+    /// Sets whether another model may be replaced.
+    overwrite: bool,
+    /// Sets whether the files are read back and compared before they are put in place.
+    check: bool,
+    /// Sets the function that gets the bytes done so far and all bytes.
+    progress: into Option<Progress>,
+    /// Sets where the conversion notes the files that it would leave behind.
+    leftovers: Leftovers,
+});
+
 /// What a conversion did.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Converted {
     /// The files and their tensors.
     pub saved: Saved,
@@ -108,14 +129,12 @@ pub struct Converted {
 /// # let header = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
 /// # std::fs::write(&input, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &1f32.to_le_bytes()].concat())?;
 /// use vramp::checkpoint::Checkpoint;
-/// use vramp::convert::Float;
+/// use vramp::Float;
 /// use vramp::load::{Convert, TransferOptions};
 /// use vramp::save::{ConvertOptions, Target, convert};
 /// use vramp::durable::FileStore;
 ///
-/// let half = Convert { to: Float::BF16, allow_overflow: false };
-/// let transfer = TransferOptions { convert: Some(half), ..TransferOptions::default() };
-/// let options = ConvertOptions { transfer, ..ConvertOptions::default() };
+/// let options = ConvertOptions::default().transfer(TransferOptions::default().convert(Convert::to(Float::BF16)));
 /// let converted = convert(&Checkpoint::open(&input)?, &FileStore, &Target::of(&output), &options)?;
 /// assert_eq!(converted.saved.outputs, [output]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -33,6 +33,7 @@ const LARGE_BYTES: u64 = 1 << 20;
 
 /// A tensor to be saved, without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Outline {
     /// Name.
     pub name: Arc<str>,
@@ -42,8 +43,16 @@ pub struct Outline {
     pub shape: Arc<[usize]>,
 }
 
+impl Outline {
+    /// A tensor of that name, element type and shape.
+    pub fn new(name: impl Into<Arc<str>>, dtype: Dtype, shape: impl Into<Arc<[usize]>>) -> Outline {
+        Outline { name: name.into(), dtype, shape: shape.into() }
+    }
+}
+
 /// Names and texts that belong to a save beside its tensors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Notes {
     /// The `__metadata__` of every file. `format: pt` is added where there is no `format`.
     pub metadata: BTreeMap<String, String>,
@@ -53,6 +62,7 @@ pub struct Notes {
 
 /// A save as it will lie on the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Layout {
     /// The tensors, as they were given.
     pub tensors: Vec<Outline>,
@@ -64,6 +74,7 @@ pub struct Layout {
 
 /// One file of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Shard {
     /// The bytes before the tensors: the header and its length.
     pub header: Vec<u8>,

@@ -104,6 +104,7 @@ pub const REPLACE_HINT: &str = "write to another place, or allow what is there t
 
 /// How tensors are saved.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SaveOptions {
     /// Free text for the header, and further names of tensors.
     pub notes: Notes,
@@ -132,8 +133,24 @@ impl Default for SaveOptions {
     }
 }
 
+setters!(SaveOptions {
+    /// Sets the text for the header, and further names of tensors.
+    notes: Notes,
+    /// Sets the most bytes of tensors in one file of a folder.
+    max_shard_bytes: u64,
+    /// Sets whether SHA-256 of each tensor is computed.
+    digests: bool,
+    /// Sets what may be replaced.
+    replace: Replace,
+    /// Sets the switch that stops the save from another thread.
+    cancel: Cancel,
+    /// Sets where the save notes the files that it would leave behind.
+    leftovers: Leftovers,
+});
+
 /// A finished save.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Saved {
     /// The files, the index last.
     pub outputs: Vec<PathBuf>,
@@ -150,11 +167,19 @@ pub struct Saved {
 
 /// A tensor to be saved.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Input<'a> {
     /// What it is.
     pub outline: Outline,
     /// Where its elements are.
     pub bytes: Bytes<'a>,
+}
+
+impl<'a> Input<'a> {
+    /// A tensor to be saved, and its elements: as many bytes as type and shape say.
+    pub fn new(outline: Outline, bytes: Bytes<'a>) -> Input<'a> {
+        Input { outline, bytes }
+    }
 }
 
 /// The elements of a tensor to be saved: row-major, little-endian.

@@ -118,6 +118,7 @@ pub enum Engine {
 
 /// How a queue is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueOptions {
     /// What serves direct reads.
     pub engine: Engine,
@@ -145,6 +146,19 @@ impl Default for QueueOptions {
         }
     }
 }
+
+setters!(QueueOptions {
+    /// Sets what serves direct reads.
+    engine: Engine,
+    /// Sets the number of threads that copy out of the page cache.
+    page_cache_threads: usize,
+    /// Sets how many direct reads are in flight.
+    direct_depth: usize,
+    /// Sets how many reads that a device makes itself are in flight.
+    gpu_direct_depth: usize,
+    /// Sets the number of threads that make the pages of an arena resident.
+    populate_threads: usize,
+});
 
 /// Makes the queue that `options` ask for. With `pool`, a ring registers its buffers with the kernel. An engine that the
 /// kernel refuses is replaced by threads, with an entry in the fallbacks.

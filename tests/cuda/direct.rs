@@ -30,7 +30,7 @@ fn doubles(config: Config, plan: Plan) -> Option<(Double, Fake)> {
 
 fn options() -> TransferOptions {
     let staging = Some(Staging { count: 2, bytes: 32 << 10 });
-    TransferOptions { route: RouteChoice::GpuDirect, staging, ..TransferOptions::default() }
+    TransferOptions::default().route(RouteChoice::GpuDirect).staging(staging)
 }
 
 fn synthetic(seed: u64) -> Synthetic {
@@ -217,7 +217,7 @@ fn a_file_of_the_file_system_gives_the_same_digests_by_each_route() {
         let checkpoint = Checkpoint::open(&path).unwrap();
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let digests = |route| {
-            let options = TransferOptions { route, ..TransferOptions::default() };
+            let options = TransferOptions::default().route(route);
             let mut loader = Loader::new(Arc::new(CudaDevice::open(0).unwrap()), options);
             let prepared = loader.prepare(checkpoint.clone(), &selected).unwrap();
             let loaded = loader.load(&prepared).unwrap();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use swcuda::{Config, Fault, Schedule};
+use vramp::Float;
 use vramp::checkpoint::Selection;
-use vramp::convert::Float;
 use vramp::load::{Cancel, Loaded, Loader, TransferOptions};
 use vramp::report::Staging;
 use vramp::testing::{Synthetic, watched};
@@ -27,7 +27,7 @@ pub(super) fn load(synthetic: &Synthetic, options: TransferOptions) -> Result<Lo
 }
 
 pub(super) fn small() -> TransferOptions {
-    TransferOptions { staging: Some(Staging { count: 2, bytes: 16 << 10 }), ..TransferOptions::default() }
+    TransferOptions::default().staging(Staging { count: 2, bytes: 16 << 10 })
 }
 
 /// Whatever call fails: an error of the device, or a load that is right and says what it had to do without.
@@ -166,8 +166,7 @@ fn memory_that_may_not_be_locked_is_told_once_and_the_load_goes_on() {
         for schedule in schedules(2) {
             let config = Config { pin_limit: Some(20 << 10), ..scheduled(schedule) };
             let Some(_double) = Rig::double(Config { pageable_is_error: false, ..config }) else { return };
-            let options =
-                TransferOptions { staging: Some(Staging { count: 3, bytes: 16 << 10 }), ..TransferOptions::default() };
+            let options = TransferOptions::default().staging(Staging { count: 3, bytes: 16 << 10 });
             let loaded = load(&synthetic, options).unwrap();
             let [fallback] = loaded.report.fallbacks.as_slice() else { panic!("{:?}", loaded.report.fallbacks) };
             assert!(fallback.what.contains("locked") && fallback.why.contains("ulimit -l"), "{fallback:?}");
@@ -183,7 +182,7 @@ fn a_cancelled_load_leaves_nothing_behind() {
             let synthetic = Synthetic::new(seed + 40, 2, 200_000, |_, file| file);
             let cancel = Cancel::new();
             cancel.cancel();
-            let outcome = load(&synthetic, TransferOptions { cancel, ..small() });
+            let outcome = load(&synthetic, small().cancel(cancel));
             assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
         }
     });

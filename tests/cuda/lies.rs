@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fakecufile::{Fake, Plan};
+use vramp::Float;
 use vramp::checkpoint::Selection;
-use vramp::convert::Float;
 use vramp::device::{Arena, Cast, CudaDevice, Device, Memory, Piece, StreamNeeds, forget_cufile};
 use vramp::fallback::Fallbacks;
 use vramp::load::{Loaded, Loader, TransferOptions};

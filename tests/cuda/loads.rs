@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use swcuda::Config;
+use vramp::Float;
 use vramp::checkpoint::Selection;
-use vramp::convert::Float;
 use vramp::device::{CudaDevice, CudaMemory, Device, DeviceAllocator};
 use vramp::load::{Loader, TransferOptions};
 use vramp::report::Staging;
@@ -19,7 +19,7 @@ use crate::casts::{Sample, overflow_is_an_error_that_counts};
 fn tight(seed: u64) -> TransferOptions {
     let mut random = Random::new(seed ^ 0x5eed);
     let staging = Some(Staging { count: 1 + random.below(4), bytes: 4096 << random.below(5) });
-    TransferOptions { staging, ..TransferOptions::default() }
+    TransferOptions::default().staging(staging)
 }
 
 fn check(loader: &mut Loader, synthetic: &Synthetic, what: &str) {
@@ -134,7 +134,7 @@ fn small_pieces_are_collected_by_a_kernel() {
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
     std::fs::write(&path, file).unwrap();
     let rig = Rig::new(scheduled(swcuda::Schedule::Lazy));
-    let options = vramp::load::Options { device: rig.device(), ..vramp::load::Options::default() };
+    let options = vramp::load::Options::default().device(rig.device());
     let loaded = vramp::load::load(&path, &options).unwrap();
     for (index, tensor) in loaded.tensors().iter().enumerate().step_by(97) {
         assert_eq!(tensor.download().unwrap(), data[index * 3..index * 3 + 3], "{index}");

@@ -96,7 +96,7 @@ pub(super) fn load(rig: &Rig, path: &Path, reader: f64) -> (Loaded, Arc<Mutex<Pa
     let (pace, clock) = (Arc::new(Mutex::new(Pace::default())), rig.double.as_ref().unwrap().clock());
     let shared = Arc::clone(&pace);
     let queue = move || PacedQueue { waiting: VecDeque::new(), bytes_per_s: reader, pace: Arc::clone(&shared), clock };
-    let loader = Loader::new(rig.device(), TransferOptions { staging: Some(STAGING), ..TransferOptions::default() });
+    let loader = Loader::new(rig.device(), TransferOptions::default().staging(STAGING));
     let mut loader = loader.with_queue(move |_, _| Box::new(queue()));
     let checkpoint = Checkpoint::open(path).unwrap();
     let selected = checkpoint.select(&Selection::default()).unwrap();

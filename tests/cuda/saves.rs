@@ -22,7 +22,7 @@ fn inputs(loaded: &Loaded) -> Vec<Input<'_>> {
 
 /// Files of about so many bytes, with digests.
 fn sharded(bytes: u64) -> SaveOptions {
-    SaveOptions { max_shard_bytes: bytes, digests: true, ..SaveOptions::default() }
+    SaveOptions::default().max_shard_bytes(bytes).digests(true)
 }
 
 /// Saves what is loaded to a store in memory, and demands every byte and digest.
@@ -218,8 +218,7 @@ fn a_save_that_is_cancelled_with_downloads_under_way_leaves_nothing() {
             let rig = Rig { double: Some(double) };
             let (loaded, _) = super::pipeline::load(&rig, &path, FAST);
             let cancel = Cancel::new();
-            let (options, sink) =
-                (SaveOptions { cancel: cancel.clone(), ..sharded(64 << 20) }, Sink::new(Some(cancel)));
+            let (options, sink) = (sharded(64 << 20).cancel(cancel.clone()), Sink::new(Some(cancel)));
             let saved = save_to(&sink, &Target::Folder("/d/m".into()), &inputs(&loaded), &options);
             assert!(matches!(saved, Err(Error::Cancelled)), "{saved:?}");
             assert!(sink.names.files().is_empty());
@@ -237,7 +236,7 @@ const FAST: f64 = 1e15;
 fn share(path: &Path, link: f64, digests: bool) -> Option<f64> {
     let rig = Rig { double: Some(Rig::double(Config { d2h_bytes_per_s: Some(link), ..timed() })?) };
     let (loaded, _) = super::pipeline::load(&rig, path, FAST);
-    let options = SaveOptions { digests, ..sharded(100 << 20) };
+    let options = sharded(100 << 20).digests(digests);
     let saved = save_to(&Sink::new(None), &Target::Folder("/d/m".into()), &inputs(&loaded), &options).unwrap();
     assert!(saved.outputs.len() > 3 && saved.warnings.is_empty(), "{:?}", saved.warnings);
     let engine = rig.double.as_ref()?.stats().devices[0].d2h.clone();

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use swcuda::ptx::{DeviceMemory, Kernel, Launch, Module, Order, Touched, Trap, run};
-use vramp::convert::Float;
+use vramp::Float;
 
 /// The shipped text, by the name of its file.
 pub(super) const SOURCES: &[(&str, &str)] = &[

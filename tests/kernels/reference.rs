@@ -1,7 +1,7 @@
 //! What a conversion must give, by arithmetic that shares nothing with the kernels or with `vramp::convert`: values are f64,
 //! rounding is a search for the neighbours and a comparison with their middle.
 
-use vramp::convert::Float;
+use vramp::Float;
 
 #[derive(Clone, Copy)]
 struct Format {

@@ -14,9 +14,13 @@ fn below_a_key(value: impl FnOnce(Pickle) -> Pickle) -> Vec<u8> {
     archive(&value(pickle.text("x")).raw(b"u").stop(), &[("0", &data(4))])
 }
 
+fn open(key: Option<&str>, skip_unknown: bool) -> OpenOptions {
+    key.into_iter().fold(OpenOptions::default(), OpenOptions::key).skip_unknown(skip_unknown)
+}
+
 fn with(file: &[u8], key: Option<&str>, skip_unknown: bool) -> Result<Checkpoint, vramp::error::Error> {
     let (_dir, path) = written(file);
-    Checkpoint::open_with(&path, &OpenOptions { key: key.map(str::to_owned), skip_unknown, ..OpenOptions::default() })
+    Checkpoint::open_with(&path, &open(key, skip_unknown))
 }
 
 fn names(checkpoint: &Checkpoint) -> Vec<&str> {
@@ -82,8 +86,8 @@ fn an_unknown_object_does_not_condemn_the_file_whatever_it_does_to_itself() {
         let skipped = with(&flat, None, true).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(names(&skipped), ["w"], "{what}");
         let (_dir, path) = written(&flat);
-        let options = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
-        let loaded = load(&path, &Options { open: options, ..Options::default() }).unwrap();
+        let options = OpenOptions::default().skip_unknown(true);
+        let loaded = load(&path, &Options::default().open(options)).unwrap();
         assert_eq!(loaded.tensor("w").unwrap().bytes().unwrap(), data(4), "{what}");
         // Outside the key it is not even met.
         for skips in [false, true] {
@@ -200,8 +204,7 @@ fn a_storage_that_is_not_used_may_be_missing_and_one_that_is_names_its_tensors()
     let old = legacy(&legacy_object(&object), &[("0", 3, &[0; 12]), ("1", 4, &data(4))]);
     let (_dir, path) = written(&old);
     for (key, skip_unknown, name) in [(Some("state_dict"), false, "w"), (None, true, "state_dict.w")] {
-        let open = OpenOptions { key: key.map(str::to_owned), skip_unknown, ..OpenOptions::default() };
-        let loaded = load(&path, &Options { open, ..Options::default() }).unwrap();
+        let loaded = load(&path, &Options::default().open(open(key, skip_unknown))).unwrap();
         assert_eq!(loaded.tensor(name).unwrap().bytes().unwrap(), data(4));
     }
     let turned = TensorOver { shape: &[2, 2], stride: &[1, 2], ..one() };

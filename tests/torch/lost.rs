@@ -67,11 +67,8 @@ fn a_tensor_that_cannot_be_loaded_ends_a_load_and_a_conversion_and_is_named() {
         }
         assert!(!dir.path().join("out.safetensors").exists(), "{word}");
         // What the user leaves out is not lost.
-        for selection in [
-            Selection { exclude: vec!["x".into()], ..Selection::default() },
-            Selection { include: vec!["w".into()], ..Selection::default() },
-        ] {
-            let options = Options { selection, ..Options::default() };
+        for selection in [Selection::default().exclude(["x"]), Selection::default().include(["w"])] {
+            let options = Options::default().selection(selection);
             assert_eq!(load(&path, &options).unwrap().tensor("w").unwrap().bytes().unwrap(), data(4), "{word}");
         }
         let agreed = Checkpoint::open(&path).unwrap().passing_over();
@@ -195,8 +192,8 @@ fn expected() -> BTreeMap<String, Vec<u8>> {
 }
 
 fn read(path: &Path, key: Option<&str>) -> BTreeMap<String, Vec<u8>> {
-    let open = OpenOptions { key: key.map(str::to_owned), skip_unknown: true, ..OpenOptions::default() };
-    let loaded = load(path, &Options { open, ..Options::default() }).unwrap();
+    let open = key.into_iter().fold(OpenOptions::default().skip_unknown(true), OpenOptions::key);
+    let loaded = load(path, &Options::default().open(open)).unwrap();
     loaded.tensors().iter().map(|tensor| (tensor.name().to_owned(), tensor.bytes().unwrap().to_vec())).collect()
 }
 
@@ -218,8 +215,8 @@ fn a_whole_module_is_named_with_its_tensors_and_read_as_its_state_dict() {
     assert_eq!(read(&path, Some("model")), expected());
     let below: Vec<String> = read(&path, Some("model.0")).into_keys().collect();
     assert_eq!(below, ["w"]);
-    let open = OpenOptions { skip_unknown: true, ..OpenOptions::default() };
-    let error = load(&path, &Options { open, ..Options::default() }).unwrap_err();
+    let open = OpenOptions::default().skip_unknown(true);
+    let error = load(&path, &Options::default().open(open)).unwrap_err();
     let said = error.to_string();
     assert!(
         error.exit_code() == 3 && said.contains("4 tensors") && said.contains("choose the key \"model\""),

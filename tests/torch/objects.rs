@@ -19,7 +19,7 @@ fn tensor(pickle: Pickle) -> Pickle {
 /// The names that are loaded beside `w`, and what is said of the names that are not.
 fn opened(file: &[u8], skip_unknown: bool) -> (Vec<String>, Vec<(String, String)>) {
     let (_dir, path) = written(file);
-    let options = OpenOptions { skip_unknown, ..OpenOptions::default() };
+    let options = OpenOptions::default().skip_unknown(skip_unknown);
     let checkpoint = Checkpoint::open_with(&path, &options).unwrap();
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.to_string()).filter(|name| name != "w");
     let skipped = checkpoint.skipped().iter().map(|skipped| (skipped.name.clone(), skipped.why.clone()));
@@ -380,7 +380,7 @@ fn no_tensor_has_the_name_that_safetensors_keeps() {
     let below = Pickle::new().raw(b"}").text("x").raw(b"}").text("__metadata__").tensor(&one()).raw(b"ss").stop();
     let (_dir, path) = written(&archive(&below, &[("0", &data(4))]));
     assert_eq!(loaded(&path).into_keys().collect::<Vec<_>>(), ["x.__metadata__"]);
-    let key = OpenOptions { key: Some("x".into()), ..OpenOptions::default() };
+    let key = OpenOptions::default().key("x");
     assert_eq!(Checkpoint::open_with(&path, &key).unwrap_err().exit_code(), 3);
 }
 
@@ -466,7 +466,7 @@ fn a_wrong_crc_of_a_large_archive_is_found_where_it_is_asked_for() {
     assert!(error.exit_code() == 3 && said.contains("archive/data/0") && said.contains("CRC-32"), "{said}");
     assert_eq!(checkpoint.check_sums(&|| Err(Error::Cancelled)).unwrap_err().kind(), Error::Cancelled.kind());
     let target = Target::of(dir.path().join("out.safetensors"));
-    let check = ConvertOptions { check: true, ..ConvertOptions::default() };
+    let check = ConvertOptions::default().check(true);
     assert_eq!(convert(&checkpoint, &FileStore, &target, &check).unwrap_err().exit_code(), 3);
     assert!(!target.path().exists());
     std::fs::write(&path, zip(&members[..1])).unwrap();

@@ -321,8 +321,8 @@ fn what_is_skipped_or_outside_the_key_takes_nothing_from_the_parts() {
     }
     assert!(refused(dir.path()).contains("project.Config"));
     for (key, skip_unknown, prefix) in [(None, true, "model."), (Some("model"), false, ""), (Some("model"), true, "")] {
-        let options = OpenOptions { key: key.map(str::to_owned), skip_unknown, ..OpenOptions::default() };
-        let options = Options { open: options, ..Options::default() };
+        let options = key.into_iter().fold(OpenOptions::default().skip_unknown(skip_unknown), OpenOptions::key);
+        let options = Options::default().open(options);
         let loaded = load(dir.path(), &options).unwrap();
         let of = |name: &str| loaded.tensor(&format!("{prefix}{name}")).unwrap().bytes().unwrap().to_vec();
         assert_eq!(of("w"), bytes_of(&whole("w", &[5, 2])));

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use vramp::Float;
 use vramp::checkpoint::TensorParallel;
-use vramp::convert::Float;
 use vramp::durable::FileStore;
 use vramp::load::{Convert, Loaded};
 use vramp::plan::LoadPlan;
@@ -45,7 +45,7 @@ fn file(container: Container, tensors: &[(&str, TensorOver)]) -> Vec<u8> {
 
 fn loaded_with(path: &Path, selection: Selection, convert: Option<Convert>) -> (LoadPlan, Loaded) {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let options = TransferOptions { convert, ..TransferOptions::default() };
+    let options = TransferOptions::default().convert(convert);
     let mut loader = Loader::new(Arc::new(CpuDevice::new()), options);
     let prepared = loader.prepare(checkpoint.clone(), &checkpoint.select(&selection).unwrap()).unwrap();
     let loaded = loader.load(&prepared).unwrap();
@@ -106,7 +106,7 @@ fn one_name_alone_takes_its_bytes_and_no_more() {
     for container in containers() {
         let (_dir, path) = written(&file(container, &tensors));
         for name in ["embed", "head"] {
-            let only = Selection { include: vec![name.into()], ..Selection::default() };
+            let only = Selection::default().include([name]);
             let (plan, loaded) = loaded_with(&path, only, None);
             assert_eq!((bytes(&loaded, name), loaded.tensors().len()), (&data(24)[..], 1));
             assert!(plan.arena_bytes <= BYTES + 64, "{container:?}");
@@ -120,7 +120,7 @@ fn cuts_that_are_the_same_stay_one_and_others_are_apart() {
     let tensors = [("embed", whole()), ("head", whole())];
     for container in containers() {
         let (_dir, path) = written(&file(container, &tensors));
-        let cut = |slices| loaded_with(&path, Selection { slices, ..Selection::default() }, None).1;
+        let cut = |slices| loaded_with(&path, Selection::default().slices(slices), None).1;
         let same = cut(vec![rows("embed", 1..3), rows("head", 1..3)]);
         assert_eq!(place(&same, "embed"), place(&same, "head"));
         assert_eq!(bytes(&same, "head"), &data(24)[16..48]);
@@ -133,7 +133,7 @@ fn cuts_that_are_the_same_stay_one_and_others_are_apart() {
         // One is cut by rows, the other by columns, for the second of two ranks.
         let dims = vec![("embed".to_owned(), 0), ("head".to_owned(), 1)];
         let parallel = TensorParallel { rank: 1, world: 2, dims };
-        let ranked = Selection { tensor_parallel: Some(parallel), ..Selection::default() };
+        let ranked = Selection::default().tensor_parallel(parallel);
         let (_, loaded) = loaded_with(&path, ranked, None);
         assert_eq!(bytes(&loaded, "embed"), &data(24)[48..]);
         let columns: Vec<u8> = data(24).chunks(16).flat_map(|row| row[8..].to_vec()).collect();
@@ -143,7 +143,7 @@ fn cuts_that_are_the_same_stay_one_and_others_are_apart() {
 
 #[test]
 fn casts_that_are_the_same_are_made_once() {
-    let to_bf16 = Convert { to: Float::BF16, allow_overflow: false };
+    let to_bf16 = Convert::to(Float::BF16);
     let (_dir, path) = written(&file(Container::Stored, &[("embed", whole()), ("head", whole())]));
     let (plan, loaded) = loaded_with(&path, Selection::default(), Some(to_bf16));
     assert_eq!(place(&loaded, "embed"), place(&loaded, "head"));
@@ -169,15 +169,15 @@ fn weights_with_scales_of_their_own_are_apart_once_they_are_multiplied() {
     let (_dir, path) = written(&archive(&pickle.stop(), &[("0", &[0x38, 0x40, 0x30, 0xb8]), ("1", &data(2))]));
     let (_, stored) = loaded_with(&path, Selection::default(), None);
     assert_eq!(place(&stored, "a.weight"), place(&stored, "b.weight"));
-    let to_f32 = Convert { to: Float::F32, allow_overflow: false };
+    let to_f32 = Convert::to(Float::F32);
     let (_, loaded) = loaded_with(&path, Selection::default(), Some(to_f32));
     let values = |name: &str| loaded.tensor(name).unwrap().as_slice::<f32>().unwrap().to_vec();
     assert_eq!(values("a.weight"), [1.0, 2.0, 0.5, -1.0]);
     assert_eq!(values("b.weight"), [2.0, 4.0, 1.0, -2.0]);
     // Nor is one recorded as a further name of the other.
     let target = Target::of(path.with_file_name("out.safetensors"));
-    let transfer = TransferOptions { convert: Some(to_f32), ..TransferOptions::default() };
-    let options = ConvertOptions { transfer, ties: Ties::Alias, ..ConvertOptions::default() };
+    let transfer = TransferOptions::default().convert(to_f32);
+    let options = ConvertOptions::default().transfer(transfer).ties(Ties::Alias);
     let converted = convert(&Checkpoint::open(&path).unwrap(), &FileStore, &target, &options).unwrap();
     assert!(converted.ties.is_empty(), "{:?}", converted.ties);
     let (_, written) = loaded_with(target.path(), Selection::default(), None);

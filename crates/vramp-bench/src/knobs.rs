@@ -119,7 +119,7 @@ pub(super) mod tests {
         assert_eq!(whats(6), ["lanes = 2", "lanes = 1", "lanes = 4"]);
         let deeper = knobs[0].values[0].on(&base);
         assert_eq!(deeper, Profile { direct_depth: Some(16), ..base.clone() });
-        let usual = TransferOptions { lanes: Some(2), ..TransferOptions::default() };
+        let usual = TransferOptions::default().lanes(2);
         let lanes = choose(&usual, false, Some((8, MIB))).pop().unwrap();
         assert_eq!(
             lanes.values.iter().map(|value| value.what.as_str()).collect::<Vec<_>>(),

@@ -52,12 +52,7 @@ impl ReadWay {
 
     fn queue(&self, pool: Option<&StagingPool>, fallbacks: &Fallbacks) -> Box<dyn ReadQueue> {
         let at_once = self.at_once.max(1);
-        let options = QueueOptions {
-            engine: self.engine,
-            page_cache_threads: at_once,
-            direct_depth: at_once,
-            ..QueueOptions::default()
-        };
+        let options = QueueOptions::default().engine(self.engine).page_cache_threads(at_once).direct_depth(at_once);
         queue(&options, pool, fallbacks)
     }
 }

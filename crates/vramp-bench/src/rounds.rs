@@ -12,7 +12,7 @@ use super::predict::{judge, predict};
 use super::survey::{Survey, Way, staged_bytes, staged_pieces};
 use super::testbed::TestBed;
 use vramp::error::{Error, Result};
-use vramp::load::{Observer, Prepared, TraceEvent, TracePlace, TransferOptions, place};
+use vramp::load::{Observer, Prepared, TraceEvent, TracePlace, place};
 use vramp::plan::LoadPlan;
 use vramp::storage::Route;
 
@@ -171,9 +171,8 @@ impl Course {
     fn load(&mut self, bed: &TestBed<'_>) -> Result<Prepared> {
         bed.touch()?;
         let recorder = Arc::new(Recorder::default());
-        let observer: Option<Arc<dyn Observer>> = Some(Arc::clone(&recorder) as Arc<dyn Observer>);
         self.before.push(bed.resident()?);
-        let (prepared, loaded) = bed.load(TransferOptions { observer, ..bed.transfer() })?;
+        let (prepared, loaded) = bed.load(bed.transfer().observer(Arc::clone(&recorder) as Arc<dyn Observer>))?;
         self.after.push(bed.resident()?);
         let report = loaded.report;
         self.loads.push(Load { seconds: report.seconds, setup_seconds: report.setup_seconds, report });

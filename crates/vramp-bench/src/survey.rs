@@ -13,7 +13,7 @@ use super::reads::{self, Portion, ReadWay, Tape};
 use super::testbed::TestBed;
 use super::uploads::{self, UploadWay};
 use super::{Effort, Options};
-use vramp::convert::Float;
+use vramp::Float;
 use vramp::device::Device;
 use vramp::error::Result;
 use vramp::extent::align_up;

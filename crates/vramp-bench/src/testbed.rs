@@ -47,7 +47,9 @@ impl<'a> TestBed<'a> {
 
     /// How a load moves bytes unless it is told otherwise.
     pub(super) fn transfer(&self) -> TransferOptions {
-        TransferOptions { observer: None, ..self.options.transfer.clone() }
+        let mut transfer = self.options.transfer.clone();
+        transfer.observer = None;
+        transfer
     }
 
     fn loader(&self, transfer: TransferOptions) -> Loader {

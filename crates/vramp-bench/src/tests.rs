@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::data::Ceiling;
 use super::*;
+use vramp::Float;
 use vramp::checkpoint::{Shard, TensorData, TensorInfo};
-use vramp::convert::Float;
 use vramp::device::CpuDevice;
 use vramp::dtype::Dtype;
 use vramp::extent::Extent;
@@ -77,14 +77,12 @@ fn checkpoint(disk: Option<Pace>, bytes: u64) -> (Checkpoint, MemoryStorage) {
         Some(pace) => file.with_source(Route::Direct, |inner| Arc::new(PacedSource::new(inner, pace))),
         None => file,
     };
-    let shard = Shard { path: path.into(), bytes: first + bytes, version: file.version(), derived: None };
+    let shard = Shard::new(path, first + bytes, file.version());
     let storage = MemoryStorage::new();
     storage.insert(Arc::new(file));
-    let tensor = |index: u64| TensorInfo {
-        name: format!("layer.{index:02}").into(),
-        dtype: Dtype::BF16.into(),
-        shape: [each as usize / 2].into(),
-        data: TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each }),
+    let tensor = |index: u64| {
+        let data = TensorData::Whole(Extent { shard: 0, offset: first + index * each, len: each });
+        TensorInfo::new(format!("layer.{index:02}"), Dtype::BF16, [usize::try_from(each / 2).unwrap()], data)
     };
     let tensors = (0..TENSORS).map(tensor).collect();
     let checkpoint = vramp::testing::checkpoint_of(path, Arc::new(storage.clone()), vec![shard], tensors);
@@ -167,8 +165,8 @@ fn a_load_to_a_device_passes_the_link_in_both_states() {
 fn a_load_passes_the_kernels_where_something_is_converted() {
     watched(|| {
         let device = || PacedDevice::new(Pace::new(FAST), Pace::new(SLOW));
-        let convert = Some(Convert { to: Float::F32, allow_overflow: false });
-        let report = bench(None, device(), TransferOptions { convert, ..TransferOptions::default() });
+        let convert = Some(Convert::to(Float::F32));
+        let report = bench(None, device(), TransferOptions::default().convert(convert));
         for found in &report.states {
             keeps_pace(found, BenchStage::Kernels, SLOW);
             assert!(found.seconds().unwrap().min >= BYTES as f64 / SLOW, "{found:#?}");
@@ -181,7 +179,7 @@ fn a_load_passes_the_kernels_where_something_is_converted() {
 #[test]
 fn reads_are_measured_as_the_load_makes_them_and_in_the_fastest_way() {
     watched(|| {
-        let mut transfer = TransferOptions { read_bytes: Some(64 << 10), ..TransferOptions::default() };
+        let mut transfer = TransferOptions::default().read_bytes(64 << 10);
         transfer.queue.direct_depth = 1;
         let report = bench(Some(Pace::new(SLOW)), CpuDevice::new(), transfer);
         let storage = report.stages.iter().find(|found| found.stage == BenchStage::Storage).unwrap();

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::data::{Sample, Setting};
-use vramp::convert::Float;
+use vramp::Float;
 use vramp::device::{Cast, Device, InFlight, Piece, Region, Stream, StreamNeeds, View, Written};
 use vramp::error::{Error, Result};
 use vramp::load::Cancel;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use vramp::Float;
 use vramp::checkpoint::{SliceRequest, Tie};
-use vramp::convert::Float;
 use vramp::report::Staging;
 use vramp_bench::estimate::Link;
 

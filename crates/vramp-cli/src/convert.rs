@@ -100,26 +100,27 @@ fn target(args: &ConversionArgs) -> Result<Target, Failure> {
 }
 
 fn meant(args: &ConversionArgs, interrupt: &Interrupt, progress: Option<Arc<Progress>>) -> ConvertOptions {
-    let convert = args.convert.dtype.map(|to| Convert { to, allow_overflow: args.convert.allow_overflow });
-    ConvertOptions {
-        selection: Selection {
-            include: args.include.clone(),
-            exclude: args.exclude.clone(),
-            strip_prefix: args.strip_prefix.clone(),
-            ..Selection::default()
-        },
-        transfer: TransferOptions { convert, cancel: interrupt.cancel(), ..TransferOptions::default() },
-        ties: match args.ties {
+    let convert = args.convert.dtype.map(|to| Convert::to(to).allow_overflow(args.convert.allow_overflow));
+    ConvertOptions::default()
+        .selection(
+            Selection::default()
+                .include(args.include.clone())
+                .exclude(args.exclude.clone())
+                .strip_prefix(args.strip_prefix.clone()),
+        )
+        .transfer(TransferOptions::default().convert(convert).cancel(interrupt.cancel()))
+        .ties(match args.ties {
             TiesArg::Write => Ties::Write,
             TiesArg::Alias => Ties::Alias,
-        },
-        max_shard_bytes: args.max_shard_size.unwrap_or(MAX_SHARD_BYTES),
-        overwrite: args.overwrite,
-        check: args.check,
-        progress: progress
-            .map(|progress| -> vramp::load::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
-        leftovers: interrupt.leftovers(),
-    }
+        })
+        .max_shard_bytes(args.max_shard_size.unwrap_or(MAX_SHARD_BYTES))
+        .overwrite(args.overwrite)
+        .check(args.check)
+        .progress(
+            progress
+                .map(|progress| -> vramp::load::Progress { Arc::new(move |done, total| progress.show(done, total)) }),
+        )
+        .leftovers(interrupt.leftovers())
 }
 
 /// Errors that name no file are about the input, unless they are about where to write.

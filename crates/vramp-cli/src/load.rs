@@ -131,6 +131,7 @@ impl Job {
         let device = open_device(args, &mut warnings)?;
         let limits = limits::for_load(args.limits.as_deref(), &mut warnings)?;
         output.warnings(&warnings);
+        let transfer = options::transfer(&args.transfer, &args.convert)?.cancel(interrupt.cancel()).limits(limits);
         Ok(Job {
             path: args.path.clone(),
             open: options::open(&args.how),
@@ -138,12 +139,7 @@ impl Job {
             selection,
             device,
             warnings,
-            transfer: TransferOptions {
-                cancel: interrupt.cancel(),
-                observer,
-                limits,
-                ..options::transfer(&args.transfer, &args.convert)?
-            },
+            transfer: observer.into_iter().fold(transfer, TransferOptions::observer),
             progress,
             trace,
             way,

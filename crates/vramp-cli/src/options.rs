@@ -14,31 +14,24 @@ use super::output::Failure;
 
 /// How to open a checkpoint.
 pub(crate) fn open(args: &OpenHow) -> OpenOptions {
-    OpenOptions {
-        max_header_bytes: args.max_header_bytes,
-        variant: args.variant.clone(),
-        hub_cache: hub_cache(),
-        key: args.key.clone(),
-        skip_unknown: args.skip_unknown,
-        ..OpenOptions::default()
-    }
+    let mut options = OpenOptions::default().max_header_bytes(args.max_header_bytes).skip_unknown(args.skip_unknown);
+    (options.variant, options.hub_cache, options.key) = (args.variant.clone(), hub_cache(), args.key.clone());
+    options
 }
 
 /// What to take of it.
 pub(crate) fn selection(args: &SelectionArgs) -> Selection {
     let dims = || args.tp_dim.iter().map(|cut| (cut.glob.clone(), cut.dim)).collect();
-    Selection {
-        include: args.include.clone(),
-        exclude: args.exclude.clone(),
-        slices: args.slice.clone(),
-        tensor_parallel: args.tp.map(|tp| TensorParallel { rank: tp.rank, world: tp.world, dims: dims() }),
-        ..names(&args.names)
-    }
+    names(&args.names)
+        .include(args.include.clone())
+        .exclude(args.exclude.clone())
+        .slices(args.slice.clone())
+        .tensor_parallel(args.tp.map(|tp| TensorParallel { rank: tp.rank, world: tp.world, dims: dims() }))
 }
 
 /// Everything, under the names that are wanted.
 pub(crate) fn names(args: &NameArgs) -> Selection {
-    Selection { strip_prefix: args.strip_prefix.clone(), ties: args.tied.clone(), ..Selection::default() }
+    Selection::default().strip_prefix(args.strip_prefix.clone()).ties(args.tied.clone())
 }
 
 /// How to move the bytes, and what becomes of them. What was typed wins over the profile.
@@ -46,13 +39,11 @@ pub(crate) fn transfer(args: &TransferArgs, convert: &ConvertArgs) -> Result<Tra
     let read = |path: &PathBuf| Profile::read(path).map_err(|error| Failure::LibraryAt { error, path: path.clone() });
     let profile = args.profile.as_ref().map(read).transpose()?;
     let usual = TransferOptions::default();
-    let told = profile.map_or(usual.clone(), |profile| profile.apply(usual));
-    Ok(TransferOptions {
-        route: route(args.route),
-        staging: args.staging.or(told.staging),
-        convert: convert.dtype.map(|to| Convert { to, allow_overflow: convert.allow_overflow }),
-        ..told
-    })
+    let mut options = profile.map_or(usual.clone(), |profile| profile.apply(usual));
+    options.route = route(args.route);
+    options.staging = args.staging.or(options.staging);
+    options.convert = convert.dtype.map(|to| Convert::to(to).allow_overflow(convert.allow_overflow));
+    Ok(options)
 }
 
 fn route(route: RouteArg) -> RouteChoice {

@@ -225,41 +225,30 @@ mod tests {
 
     fn report() -> Report {
         let stage = |seconds, bytes| StageTime { seconds, bytes };
-        let stages = Stages {
-            open: stage(0.0021, 0),
-            plan: stage(0.0007, 0),
-            allocate: stage(0.0001, 4_340_000_000),
-            read: stage(2.28, 4_340_000_000),
-            upload: stage(0.4, 8_000_000),
-            wait_read: stage(2.2, 0),
-            wait_upload: stage(0.001, 0),
-            bookkeeping: stage(0.03, 0),
-            ..Stages::default()
-        };
-        Report {
-            bytes: 4_340_000_000,
-            tensors: 246,
-            names: 246,
-            seconds: 2.31,
-            gb_per_s: 4.34 / 2.31,
-            main_stage: MainStage { stage: Stage::Reading, seconds: 2.28, bytes_per_second: Some(4.34e9 / 2.28) },
-            estimate: None,
-            efficiency: None,
-            no_estimate: Some("no measured limits were given".to_owned()),
-            stages,
-            routes: Routes { direct: 4_330_000_000, buffered: 10_000_000, ..Routes::default() },
-            cache: Cache { resident_before: 262_144, file_bytes: 4_340_100_000 },
-            staging: Staging { count: 16, bytes: 4 << 20 },
-            peak_host_bytes: 4_400_000_000,
-            cpu_seconds: 0.75,
-            setup_seconds: 0.0034,
-            fallbacks: vec![Fallback { what: "io_uring".to_owned(), why: "refused: EPERM\x1b[31m".to_owned() }],
-            file_system: "ext4".to_owned(),
-            kernel: "6.18.44".to_owned(),
-            device: "cpu".to_owned(),
-            product: String::new(),
-            engine: "threads".to_owned(),
-        }
+        let mut stages = Stages::default();
+        stages.open = stage(0.0021, 0);
+        stages.plan = stage(0.0007, 0);
+        stages.allocate = stage(0.0001, 4_340_000_000);
+        stages.read = stage(2.28, 4_340_000_000);
+        stages.upload = stage(0.4, 8_000_000);
+        stages.wait_read = stage(2.2, 0);
+        stages.wait_upload = stage(0.001, 0);
+        stages.bookkeeping = stage(0.03, 0);
+        let mut report = Report::default();
+        (report.bytes, report.tensors, report.names) = (4_340_000_000, 246, 246);
+        (report.seconds, report.gb_per_s) = (2.31, 4.34 / 2.31);
+        report.main_stage = MainStage { stage: Stage::Reading, seconds: 2.28, bytes_per_second: Some(4.34e9 / 2.28) };
+        report.no_estimate = Some("no measured limits were given".to_owned());
+        report.stages = stages;
+        report.routes = Routes { direct: 4_330_000_000, buffered: 10_000_000, ..Routes::default() };
+        report.cache = Cache { resident_before: 262_144, file_bytes: 4_340_100_000 };
+        report.staging = Staging { count: 16, bytes: 4 << 20 };
+        report.peak_host_bytes = 4_400_000_000;
+        (report.cpu_seconds, report.setup_seconds) = (0.75, 0.0034);
+        report.fallbacks = vec![Fallback { what: "io_uring".to_owned(), why: "refused: EPERM\x1b[31m".to_owned() }];
+        (report.file_system, report.kernel) = ("ext4".to_owned(), "6.18.44".to_owned());
+        (report.device, report.engine) = ("cpu".to_owned(), "threads".to_owned());
+        report
     }
 
     fn plain(report: &Report) -> String {
@@ -273,7 +262,9 @@ mod tests {
         let seconds = 2.31 * efficiency;
         let bandwidth = 4.34e9 / seconds;
         let bound = Bound { bytes, bandwidth, bound_by: Stage::Storage, seconds, measured };
-        Report { estimate: Some(bound), efficiency: Some(efficiency), no_estimate: None, ..report() }
+        let mut report = report();
+        (report.estimate, report.efficiency, report.no_estimate) = (Some(bound), Some(efficiency), None);
+        report
     }
 
     #[test]
@@ -304,7 +295,8 @@ fallback    io_uring: refused: EPERM\\u{1b}[31m
 ";
         let found = plain(&report());
         assert_eq!(found, expected, "{found}");
-        let one = Report { staging: Staging { count: 1, bytes: 4 << 10 }, ..report() };
+        let mut one = report();
+        one.staging = Staging { count: 1, bytes: 4 << 10 };
         assert!(plain(&one).contains("staging     1 buffer of 4 KiB\n"), "{}", plain(&one));
     }
 
@@ -319,15 +311,17 @@ limit       storage: T = S/B = 4.34 GB / 2.00 GB/s = 2.17 s (measured 2026-11-30
         assert!(plain(&judged(1.3)).replace("\n            ", " ").contains("130 % of that rate, so measure again"));
         let alone = plain(&report());
         assert!(!alone.contains("T = ") && !alone.contains("that rate"), "{alone}");
-        let slow = MainStage { stage: Stage::Upload, seconds: 1.0, bytes_per_second: None };
-        let gpu = Report { main_stage: slow, device: "cuda:0".to_owned(), ..report() };
+        let mut gpu = report();
+        gpu.main_stage = MainStage { stage: Stage::Upload, seconds: 1.0, bytes_per_second: None };
+        gpu.device = "cuda:0".to_owned();
         assert!(plain(&gpu).contains("43 % of it was uploading to the device\n") && plain(&gpu).contains("\nupload "));
     }
 
     #[test]
     fn every_line_fits_80_columns() {
-        let fallbacks = vec![Fallback { what: "io_uring".to_owned(), why: "word ".repeat(60) }];
-        let mut long = Report { fallbacks, tensors: 12_291, names: 24_582, ..judged(0.5) };
+        let mut long = judged(0.5);
+        long.fallbacks = vec![Fallback { what: "io_uring".to_owned(), why: "word ".repeat(60) }];
+        (long.tensors, long.names) = (12_291, 24_582);
         long.device = "cuda:0".to_owned();
         long.product = "NVIDIA ".repeat(20);
         for stage in [Stage::Staging, Stage::SetUp, Stage::Reading] {
@@ -340,15 +334,16 @@ limit       storage: T = S/B = 4.34 GB / 2.00 GB/s = 2.17 s (measured 2026-11-30
 
     #[test]
     fn a_view_and_a_load_of_nothing_claim_no_bandwidth() {
-        let main_stage = MainStage { stage: Stage::SetUp, seconds: 2.31, bytes_per_second: None };
-        let routes = Routes { view: 4_340_000_000, ..Routes::default() };
-        let (stages, engine) = (Stages::default(), "none".to_owned());
-        let view = Report { routes, main_stage, no_estimate: None, stages, engine, ..report() };
+        let mut view = report();
+        view.main_stage = MainStage { stage: Stage::SetUp, seconds: 2.31, bytes_per_second: None };
+        view.routes = Routes { view: 4_340_000_000, ..Routes::default() };
+        (view.stages, view.engine, view.no_estimate) = (Stages::default(), "none".to_owned(), None);
         let found = plain(&view);
         assert!(found.starts_with("mapped      4.34 GB (4.04 GiB) in 2.31 s (246 tensors as views;"), "{found}");
         assert!(found.contains("limit       none") && found.contains("files       on ext4, kernel"));
         assert!(!found.contains("waiting") && !found.contains("engine") && !found.contains("\ntime "), "{found}");
-        let empty = Report { bytes: 0, seconds: 0.0, gb_per_s: 0.0, no_estimate: None, ..report() };
+        let mut empty = report();
+        (empty.bytes, empty.seconds, empty.gb_per_s, empty.no_estimate) = (0, 0.0, 0.0, None);
         assert!(plain(&empty).contains("limit       none"));
     }
 }

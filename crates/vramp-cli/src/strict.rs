@@ -77,7 +77,8 @@ fn read_spec(path: &Path, open: &OpenOptions) -> Result<Spec, Failure> {
         Some(text) => Spec::parse(&text).map_err(|fault| Error::malformed(path, fault)),
         None => {
             // The key is that of the checkpoint which is judged.
-            let open = OpenOptions { key: None, ..open.clone() };
+            let mut open = open.clone();
+            open.key = None;
             Checkpoint::open_with(path, &open).map(|checkpoint| Spec::from(&checkpoint))
         }
     };

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
+use vramp::Float;
 use vramp::checkpoint::{SliceRequest, Tie};
-use vramp::convert::Float;
 use vramp::dtype::{Dtype, StoredDtype};
 use vramp::report::Staging;
 use vramp_bench::estimate::{Link, NAMED_LINKS, QUANTISED, Scales, element_bits};

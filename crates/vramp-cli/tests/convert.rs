@@ -427,7 +427,7 @@ fn a_check_finds_what_the_disk_did_not_keep_and_nothing_is_put_in_place() {
     let folder = folder();
     let checkpoint = Checkpoint::open(mixed(folder.path())).unwrap();
     let target = Target::of(folder.path().join("out.safetensors"));
-    let options = ConvertOptions { check: true, ..ConvertOptions::default() };
+    let options = ConvertOptions::default().check(true);
     let error = convert(&checkpoint, &Turning, &target, &options).unwrap_err();
     assert_eq!((error.kind().as_str(), error.exit_code()), ("mismatch", 1));
     assert!(error.to_string().contains("\"flags\"") && !error.to_string().contains("layer"), "{error}");

@@ -334,23 +334,13 @@ fn a_name_that_is_not_there_brings_the_nearest_ones() {
     let slice = SliceRequest { name: "lm_head.weigth".into(), dim: 0, range: 0..1 };
     for (selection, setting, name, near) in [
         (
-            Selection { include: texts(&["lm_head.weigth"]), ..Selection::default() },
+            Selection::default().include(texts(&["lm_head.weigth"])),
             Setting::Include,
             "lm_head.weigth",
             "lm_head.weight",
         ),
-        (
-            Selection { exclude: texts(&["*.weigth"]), ..Selection::default() },
-            Setting::Exclude,
-            "*.weigth",
-            "lm_head.weight",
-        ),
-        (
-            Selection { slices: vec![slice], ..Selection::default() },
-            Setting::Slices,
-            "lm_head.weigth",
-            "lm_head.weight",
-        ),
+        (Selection::default().exclude(texts(&["*.weigth"])), Setting::Exclude, "*.weigth", "lm_head.weight"),
+        (Selection::default().slices(vec![slice]), Setting::Slices, "lm_head.weigth", "lm_head.weight"),
     ] {
         let error = checkpoint.select(&selection).unwrap_err();
         let Error::NoMatch { setting: found, absent, .. } = &error else { panic!("{error:?}") };

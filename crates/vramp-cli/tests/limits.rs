@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use vramp::Float;
 use vramp::checkpoint::{Checkpoint, Selection};
-use vramp::convert::Float;
 use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::load::{Convert, LimitPlace, LimitRates, Loader, MeasuredLimit, MeasuredLimits, TransferOptions};
 use vramp::plan::RouteChoice;
@@ -42,11 +42,11 @@ fn load(device: Arc<dyn Device>, warm: bool, transfer: TransferOptions, rates: L
     };
     let (ungraded, place) = load(transfer.clone());
     assert!(ungraded.estimate.is_none() && ungraded.efficiency.is_none() && ungraded.no_estimate.is_some());
-    load(TransferOptions { limits: Some(Arc::new(limits(place, rates))), ..transfer }).0
+    load(transfer.limits(Arc::new(limits(place, rates)))).0
 }
 
 fn by(route: RouteChoice) -> TransferOptions {
-    TransferOptions { route, ..TransferOptions::default() }
+    TransferOptions::default().route(route)
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn what_was_not_measured_gives_no_estimate_and_says_so() {
     let without = LimitRates { storage: None, ..RATES };
     let said = why(load(cpu(), false, by(RouteChoice::Direct), without));
     assert_eq!(said, "the limits measured on 2026-11-30 lack the rate of the storage");
-    let convert = Some(Convert { to: Float::F32, allow_overflow: true });
-    let said = why(load(cpu(), true, TransferOptions { convert, ..TransferOptions::default() }, RATES));
+    let convert = Some(Convert::to(Float::F32).allow_overflow(true));
+    let said = why(load(cpu(), true, TransferOptions::default().convert(convert), RATES));
     assert!(said.contains("converted"), "{said}");
 }
 

@@ -197,6 +197,7 @@ impl Drop for Gpu {
 
 /// A GPU that the driver knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CudaInfo {
     /// Its number in this process: `cuda:0` is number 0.
     pub ordinal: usize,

@@ -22,7 +22,6 @@ use serde::Serialize;
 use vramp::Error;
 use vramp::checkpoint::Checkpoint;
 use vramp::device::{self, CpuDevice, Device};
-use vramp::load::TransferOptions;
 use vramp_bench::{BenchReport, DeviceOpener, Effort, Options, Tuning};
 
 use super::args::{BenchArgs, RouteArg};
@@ -103,7 +102,7 @@ fn refuse_contradictions(args: &BenchArgs) -> Result<(), Failure> {
 /// The library measures, and searches if asked.
 fn measure(args: &BenchArgs, output: Output, interrupt: &Interrupt) -> Result<Found, Failure> {
     let unusable = Rc::new(RefCell::new(None));
-    let transfer = TransferOptions { cancel: interrupt.cancel(), ..options::transfer(&args.transfer, &args.convert)? };
+    let transfer = options::transfer(&args.transfer, &args.convert)?.cancel(interrupt.cancel());
     let opener = opener(args, Rc::clone(&unusable));
     let options = Options { open: options::open(&args.how), transfer, ..Options::new(opener, effort(args)) };
     let progress = |what: &str| output.note(what);

@@ -4,7 +4,7 @@
 
 use vramp::fallback::Fallback;
 use vramp::load::Profile;
-use vramp::report::{Cache, MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
+use vramp::report::{MainStage, Report, Stage, StageTime};
 use vramp_bench::{
     BenchReport, BenchStage, CacheState, Ceiling, Load, Machine, Prediction, Proof, Sample, Setting, Spread,
     StageBench, State, Subject, TimelineEvent, Trial, TuneTrial, Tuning, Verdict,
@@ -151,30 +151,16 @@ fn state(state: CacheState, limits: &[(BenchStage, f64)]) -> State {
 
 fn load(seconds: f64, rate: f64) -> Load {
     let read = StageTime { seconds: BYTES as f64 / rate, bytes: BYTES };
-    let report = Report {
-        bytes: BYTES,
-        tensors: 246,
-        names: 246,
-        seconds,
-        gb_per_s: BYTES as f64 / seconds / 1e9,
-        main_stage: MainStage { stage: Stage::Reading, seconds, bytes_per_second: Some(rate) },
-        estimate: None,
-        efficiency: None,
-        no_estimate: None,
-        stages: Stages { read, ..Stages::default() },
-        routes: Routes { direct: BYTES, ..Routes::default() },
-        cache: Cache { resident_before: 0, file_bytes: BYTES },
-        staging: Staging::default(),
-        peak_host_bytes: 0,
-        cpu_seconds: 0.3,
-        setup_seconds: 0.003,
-        fallbacks: Vec::new(),
-        file_system: "ext4".to_owned(),
-        kernel: "6.18.44".to_owned(),
-        device: "cpu".to_owned(),
-        product: String::new(),
-        engine: "io_uring".to_owned(),
-    };
+    let mut report = Report::default();
+    (report.bytes, report.tensors, report.names) = (BYTES, 246, 246);
+    (report.seconds, report.gb_per_s) = (seconds, BYTES as f64 / seconds / 1e9);
+    report.main_stage = MainStage { stage: Stage::Reading, seconds, bytes_per_second: Some(rate) };
+    report.stages.read = read;
+    report.routes.direct = BYTES;
+    report.cache.file_bytes = BYTES;
+    (report.cpu_seconds, report.setup_seconds) = (0.3, 0.003);
+    (report.file_system, report.kernel) = ("ext4".to_owned(), "6.18.44".to_owned());
+    (report.device, report.engine) = ("cpu".to_owned(), "io_uring".to_owned());
     Load { seconds, setup_seconds: 0.003, report }
 }
 
