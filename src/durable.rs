@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::memory::Filled;
 use crate::os;
+#[doc(hidden)]
 pub use growing::BLOCK_BYTES;
 use growing::Growing;
 
@@ -205,6 +206,7 @@ const TEMPORARY: (&str, &str) = (".vramp-", ".tmp");
 
 /// The temporary name number `count` of this process, in `folder`. Names of processes elsewhere may be the same: whoever
 /// meets one that exists takes the next.
+#[doc(hidden)]
 pub fn temporary(folder: &Path, count: u64) -> PathBuf {
     let (begin, end) = TEMPORARY;
     folder.join(format!("{begin}{}-{count}{end}", std::process::id()))
@@ -212,6 +214,7 @@ pub fn temporary(folder: &Path, count: u64) -> PathBuf {
 
 /// The temporary name number `count` of a save whose first file is `first`. Only that one stays open, and locked, until the save is
 /// over: a save of many files would run out of descriptors otherwise.
+#[doc(hidden)]
 pub fn temporary_after(first: &Path, count: u64) -> PathBuf {
     let name = first.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(TEMPORARY.1).unwrap_or(&name);
@@ -219,6 +222,7 @@ pub fn temporary_after(first: &Path, count: u64) -> PathBuf {
 }
 
 /// Whether a name is one that [`temporary`] or [`temporary_after`] gives.
+#[doc(hidden)]
 pub fn is_temporary(name: &str) -> bool {
     first_temporary(name).is_some()
 }
@@ -264,6 +268,7 @@ pub fn remove_abandoned(store: &dyn Store, folder: &Path) -> Vec<String> {
 }
 
 /// The folder that a path lies in.
+#[doc(hidden)]
 pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

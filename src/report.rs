@@ -234,6 +234,7 @@ pub struct Staging {
 }
 
 /// A time in seconds since 1970 as `2026-11-30T04:29:00Z`.
+#[doc(hidden)]
 pub fn utc(unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let (year, month, day) = civil(days);

@@ -65,6 +65,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Request`] when nothing can become `to`; [`Error::Unsupported`] when a quantised weight has scales that do not
     /// fit its shape, or scales under several names.
+    #[doc(hidden)]
     pub fn casts(&self, selected: &[Selected], to: Float) -> Result<Casts> {
         if !to.is_target() {
             let what = format!("tensors are converted to F32, F16 or BF16, not to {}", to.dtype());

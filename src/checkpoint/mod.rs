@@ -13,6 +13,7 @@ mod derived;
 mod folder;
 mod four_bit;
 mod hub;
+#[doc(hidden)]
 pub mod index;
 mod json;
 mod merge;
@@ -24,6 +25,7 @@ mod rank_files;
 mod records;
 mod runs;
 pub mod safetensors;
+#[doc(hidden)]
 pub mod selection;
 mod shard;
 #[cfg_attr(not(feature = "torch"), allow(dead_code))] // nothing else passes anything over
@@ -39,11 +41,14 @@ pub mod torch;
 mod torch;
 
 pub(crate) use casts::scaled_names;
+#[doc(hidden)]
 pub use casts::{Casts, ConvertedTensor, ScaleSource};
+#[doc(hidden)]
 pub use derived::Recipe;
 pub(crate) use folder::{FolderChoice, choose_in_folder, pytorch_in_folder};
 pub(crate) use nearest::no_tensor;
 pub use open::OpenOptions;
+#[doc(hidden)]
 pub use records::StaleRecords;
 pub(crate) use runs::runs_within;
 pub use selection::{Selected, Selection, Slice, SliceRequest, TensorParallel, Tie};
@@ -54,6 +59,7 @@ pub use torch::Sums;
 #[cfg(feature = "torch")]
 pub use vramp_pickle::finding::{Finding, Severity, Spot};
 #[cfg(feature = "torch")]
+#[doc(hidden)]
 pub use vramp_pickle::pickle;
 
 use std::collections::hash_map::Entry;

@@ -46,6 +46,7 @@ impl Layers<'_> {
 
 impl Checkpoint {
     /// The records of quantisation that are no longer true after `casts`.
+    #[doc(hidden)]
     pub fn stale_records(&self, casts: &Casts) -> StaleRecords {
         let layers = self.layers(casts);
         let mut stale = StaleRecords::default();

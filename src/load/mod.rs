@@ -30,13 +30,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-pub use limits::{LimitPlace, LimitRates, MeasuredLimit, MeasuredLimits, machine_digest};
+#[doc(hidden)]
+pub use limits::machine_digest;
+pub use limits::{LimitPlace, LimitRates, MeasuredLimit, MeasuredLimits};
 pub use loading::Loading;
 pub use options::{Options, Progress};
-pub use profile::{MOST_AT_ONCE, Profile};
+#[doc(hidden)]
+pub use profile::MOST_AT_ONCE;
+pub use profile::Profile;
 #[cfg(feature = "tracing")]
 pub use spans::TracingObserver;
-pub use trace::{TraceEvent, TraceLane, TracePlace, place};
+#[doc(hidden)]
+pub use trace::place;
+pub use trace::{TraceEvent, TraceLane, TracePlace};
 
 use files::Files;
 use gpu_direct::{Consent, TRIAL};

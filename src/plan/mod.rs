@@ -24,10 +24,9 @@ mod place;
 
 use std::sync::Arc;
 
-pub use data::{
-    GlobalScale, Landing, LoadPlan, PlacedPiece, Placement, PlanOptions, RouteChoice, ScaleTable, ShardFacts, Transfer,
-    Wanted, WantedCast,
-};
+pub use data::{GlobalScale, Landing, LoadPlan, PlacedPiece, Placement, RouteChoice, ScaleTable, Transfer};
+#[doc(hidden)]
+pub use data::{PlanOptions, ShardFacts, Wanted, WantedCast};
 
 use batch::Batches;
 use cut::{cut_past_the_host, cut_segment};
@@ -47,6 +46,7 @@ const PAGE_BYTES: u64 = 4 << 10;
 ///
 /// # Errors
 /// When sizes do not fit 64 bits, or a staging buffer is too small for a block of direct I/O.
+#[doc(hidden)]
 pub fn plan(wanted: &[Wanted], shards: &[ShardFacts], device: DeviceLimits, options: PlanOptions) -> Result<LoadPlan> {
     let (all, firsts) = (wanted, firsts(wanted));
     let bare = without_twins(wanted, &firsts);

@@ -28,7 +28,9 @@ use std::sync::Arc;
 
 pub use convert::{ConvertOptions, Converted, Ties, convert};
 pub use layout::{Layout, Notes, Outline, Shard};
-pub use leftovers::{Leftovers, write_file};
+pub use leftovers::Leftovers;
+#[doc(hidden)]
+pub use leftovers::write_file;
 
 use crate::digest::Digest;
 use crate::durable::{self, FileStore, Store};
@@ -100,6 +102,7 @@ impl Replace {
 }
 
 /// The hint of an [`Error::Exists`] that [`Replace::Anything`] avoids.
+#[doc(hidden)]
 pub const REPLACE_HINT: &str = "write to another place, or allow what is there to be replaced";
 
 /// How tensors are saved.

@@ -25,11 +25,14 @@ use std::sync::Arc;
 
 pub use crate::fallback::{Fallback, Fallbacks};
 pub use file::LocalFile;
+#[doc(hidden)]
 pub use gpu_direct::{GPU_DIRECT, GpuDirect};
 pub use local::LocalStorage;
 pub use location::Location;
 pub use mmap::MappedFile;
-pub use queue::{Completed, Engine, QueueOptions, Read, ReadQueue, Target, ThreadQueue, queue};
+#[doc(hidden)]
+pub use queue::{Completed, Read, ReadQueue, Target, ThreadQueue, queue};
+pub use queue::{Engine, QueueOptions};
 pub use residency::Residency;
 pub use route::{Lane, Route};
 pub use version::Version;
