@@ -12,6 +12,7 @@ mod dcp;
 mod derived;
 mod folder;
 mod four_bit;
+mod glob;
 mod hub;
 #[doc(hidden)]
 pub mod index;

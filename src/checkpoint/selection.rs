@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use globset::{GlobBuilder, GlobMatcher};
-
+use super::glob::Glob;
 use super::tensor_parallel::Rules;
 use super::{Checkpoint, TensorInfo, nearest};
 use crate::error::{Absent, Error, Result};
@@ -514,14 +513,16 @@ impl Uncut {
 }
 
 /// Patterns, each a glob or the very name of a tensor.
-struct Globs(Vec<(String, Option<GlobMatcher>)>);
+struct Globs(Vec<(String, Option<Glob>)>);
 
 impl Globs {
     fn new(patterns: &[String], names: &[(Arc<str>, usize)]) -> Result<Globs> {
         let names = names.iter().map(|(name, _)| name.as_ref()).collect::<BTreeSet<_>>();
         let glob = |pattern: &String| match names.contains(pattern.as_str()) {
             true => Ok((pattern.clone(), None)),
-            false => compile(pattern).map(|glob| (pattern.clone(), Some(glob))),
+            false => Glob::new(pattern)
+                .map(|glob| (pattern.clone(), Some(glob)))
+                .map_err(|why| request(format!("{} is not a glob: {why}", quoted(pattern)), None)),
         };
         Ok(Globs(patterns.iter().map(glob).collect::<Result<_>>()?))
     }
@@ -540,24 +541,11 @@ impl Globs {
 
     /// The patterns that match no name.
     fn idle(&self, names: &[(Arc<str>, usize)]) -> impl Iterator<Item = &str> {
-        let is_idle = |(_, glob): &&(String, Option<GlobMatcher>)| {
+        let is_idle = |(_, glob): &&(String, Option<Glob>)| {
             glob.as_ref().is_some_and(|glob| !names.iter().any(|(name, _)| glob.is_match(name.as_ref())))
         };
         self.0.iter().filter(is_idle).map(|(text, _)| text.as_str())
     }
-}
-
-/// The longest glob, in bytes: what the longest ones compile to stays well below the limit at which the matcher panics.
-const LONGEST_GLOB: usize = 16 << 10;
-
-fn compile(pattern: &str) -> Result<GlobMatcher> {
-    if pattern.len() > LONGEST_GLOB {
-        let what = format!("the glob {} is longer than {LONGEST_GLOB} bytes", quoted(pattern));
-        return Err(request(what, Some("use several".into())));
-    }
-    let glob = GlobBuilder::new(pattern).literal_separator(false).build();
-    glob.map(|glob| glob.compile_matcher())
-        .map_err(|e| request(format!("{} is not a glob: {}", quoted(pattern), e.kind()), None))
 }
 
 #[cfg(test)]
