@@ -289,7 +289,7 @@ mod tests {
         let checkpoint = &synthetic.checkpoint;
         let selected = checkpoint.select(&Selection::default()).unwrap();
         let casts = loader.casts(checkpoint, &selected).unwrap();
-        let wanted = super::super::wanted(checkpoint, &casts, None).unwrap();
+        let wanted = super::super::prepare::wanted(checkpoint, &casts, None).unwrap();
         let (mut facts, ..) = loader.facts(&synthetic.checkpoint, &wanted).unwrap();
         for _ in 0..2 {
             loader.try_gpu_direct(&synthetic.checkpoint, &wanted, &mut facts, trial).unwrap();

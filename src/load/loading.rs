@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::bounded;
 
-use super::{Cancel, Loaded, Loader, not_loaded};
+use super::loaded::not_loaded;
+use super::{Cancel, Loaded, Loader};
 use crate::device::Written;
 use crate::error::{Error, Result};
 use crate::plan::{LoadPlan, Placement};

@@ -6,8 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Cancel, Convert, MeasuredLimits, Observer, TraceEvent, TransferOptions};
+use super::control::{Cancel, Observer};
+use super::{MeasuredLimits, TraceEvent};
 use crate::checkpoint::{OpenOptions, Selection};
+use crate::convert::Float;
 use crate::device::{CpuDevice, Device};
 use crate::plan::{LoadPlan, RouteChoice};
 use crate::report::Staging;
@@ -175,5 +177,84 @@ impl fmt::Debug for Options {
         let mut debug = f.debug_struct("Options");
         debug.field("device", &self.device.name()).field("selection", &self.selection).field("open", &self.open);
         debug.field("transfer", &self.transfer()).finish_non_exhaustive()
+    }
+}
+
+/// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct TransferOptions {
+    /// Which way the bytes go.
+    pub route: RouteChoice,
+    /// The staging buffers; `None` leaves number and size to vramp.
+    pub staging: Option<Staging>,
+    /// What runs the reads.
+    pub queue: QueueOptions,
+    /// Bytes of a read, at most; `None` leaves that to the file system. Rounded to what the file can be read
+    /// by; reads that land in host memory are 2 MiB at least, so that two of them do not share a huge page.
+    pub read_bytes: Option<u64>,
+    /// Uploads that are worked on side by side (streams of a GPU, copy threads of the host); `None` leaves that to the device.
+    pub lanes: Option<usize>,
+    /// What floating-point tensors become; `None` leaves all as they are stored.
+    pub convert: Option<Convert>,
+    /// Stops the load from another thread.
+    pub cancel: Cancel,
+    /// Is told how far the load is.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// What the stages of a load can do here, as measured before: the report then has T = S / B. `None`: it has none.
+    pub limits: Option<Arc<MeasuredLimits>>,
+}
+
+setters!(TransferOptions {
+    /// Sets how bytes come out of the files.
+    route: RouteChoice,
+    /// Sets the number and size of the staging buffers.
+    staging: into Option<Staging>,
+    /// Sets what runs the reads.
+    queue: QueueOptions,
+    /// Sets the most bytes of a read.
+    read_bytes: Some(u64),
+    /// Sets how many uploads run side by side.
+    lanes: Some(usize),
+    /// Sets what floating-point tensors become.
+    convert: into Option<Convert>,
+    /// Sets the switch that stops the load from another thread.
+    cancel: Cancel,
+    /// Sets who observes the plan, each advance and the trace events.
+    observer: Some(Arc<dyn Observer>),
+    /// Sets the measured limits that the report compares the load with.
+    limits: into Option<Arc<MeasuredLimits>>,
+});
+
+/// What becomes of floating-point tensors. Others are left as they are; quantised weights are multiplied by the scales that lie
+/// beside them in the checkpoint, which are then not handed out themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Convert {
+    /// The element type: F32, F16 or BF16.
+    pub to: Float,
+    /// Whether finite numbers may become infinite; if not, that is [`Error::Overflow`].
+    pub allow_overflow: bool,
+}
+
+impl Convert {
+    /// Conversion to that type, with an error where a finite number would become infinite.
+    pub const fn to(to: Float) -> Convert {
+        Convert { to, allow_overflow: false }
+    }
+
+    /// Sets whether finite numbers may become infinite.
+    #[must_use]
+    pub const fn allow_overflow(self, allow_overflow: bool) -> Convert {
+        Convert { allow_overflow, ..self }
+    }
+}
+
+impl fmt::Debug for TransferOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransferOptions { route, staging, queue, read_bytes, lanes, convert, limits, .. } = self;
+        let mut debug = f.debug_struct("TransferOptions");
+        debug.field("route", route).field("staging", staging).field("queue", queue).field("read_bytes", read_bytes);
+        debug.field("lanes", lanes).field("convert", convert).field("limits", limits).finish_non_exhaustive()
     }
 }
