@@ -8,16 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::json;
+use swcuda::Schedule;
 use vramp::ErrorKind;
+use vramp::checkpoint::strict::{Spec, SpecTensor, verify};
 use vramp::checkpoint::torch::audit::audit_in;
 use vramp::checkpoint::{Checkpoint, OpenOptions, Selection};
-use vramp::device::{CpuDevice, NullDevice};
+use vramp::device::{CpuDevice, Device, NullDevice};
 use vramp::durable::FileStore;
 use vramp::load::{Options, load};
 use vramp::save::{ConvertOptions, Target, convert};
 use vramp::storage::{LocalStorage, Storage};
 use vramp::testing::torch::{Member, Pickle, TensorOver, archive, legacy, legacy_object, members, state_dict, zip};
 use vramp::testing::{LazyDevice, MemoryStorage, safetensors, watched};
+
+use crate::cuda::{Rig, scheduled};
 
 /// What an input gives, in words that can be compared: what was listed, loaded, converted and found, or which error.
 #[derive(Debug, PartialEq)]
@@ -26,6 +30,8 @@ struct Outcome {
     loaded: String,
     null: String,
     device: String,
+    cuda: String,
+    verified: String,
     converted: String,
     audit: String,
 }
@@ -35,7 +41,14 @@ fn options(storage: &Arc<dyn Storage>) -> Options {
     Options::default().open(open)
 }
 
-fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
+/// The software CUDA driver, or a GPU where one is required. It must outlive its device.
+fn rig() -> (Rig, Arc<dyn Device>) {
+    let rig = Rig::new(scheduled(Schedule::Random(12)));
+    let device = rig.device();
+    (rig, device)
+}
+
+fn outcome(path: &Path, storage: &Arc<dyn Storage>, cuda: &Arc<dyn Device>) -> Outcome {
     let said = |result: vramp::Result<String>| result.unwrap_or_else(|error| format!("{}: {error:?}", error.kind()));
     let open = || Checkpoint::open_with(path, &options(storage).open);
     let digests = |options: &Options| {
@@ -57,6 +70,19 @@ fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
         let bytes = std::fs::read(target.path()).unwrap();
         Ok(format!("{} {:?}", vramp::digest::Digest::of(&bytes), converted.ties))
     };
+    let verified = || {
+        let checkpoint = open()?;
+        // The checkpoint as it is, and one that differs from it in each way.
+        let own = Spec::from(&checkpoint);
+        let mut tensors = own.tensors().clone();
+        if let Some(first) = tensors.values_mut().next() {
+            *first = SpecTensor { shape: vec![7], ..first.clone() };
+        }
+        let last = tensors.pop_last();
+        tensors.extend(last.map(|(name, tensor)| (format!("{name}.else"), tensor)));
+        let verdict = |spec| verify(&checkpoint, &Selection::default(), &spec);
+        Ok(format!("{:?} {:?}", verdict(own)?, verdict(Spec::new(tensors))?))
+    };
     let audit = || Ok(serde_json::to_string(&audit_in(path, storage)?).unwrap());
     // Which folder a temporary file is made in is no part of the outcome.
     Outcome {
@@ -64,6 +90,8 @@ fn outcome(path: &Path, storage: &Arc<dyn Storage>) -> Outcome {
         loaded: said(digests(&options(storage))),
         null: said(null().map(|bytes: u64| bytes.to_string())),
         device: said(digests(&options(storage).device(Arc::new(LazyDevice::new(3))))),
+        cuda: said(digests(&options(storage).device(Arc::clone(cuda)))),
+        verified: said(verified()),
         converted: said(converted()),
         audit: said(audit()),
     }
@@ -137,14 +165,15 @@ fn checkpoints_in_memory_give_what_they_give_on_disk() {
     watched(|| {
         let folder = tempfile::tempdir().unwrap();
         let inputs = inputs(folder.path());
+        let (_rig, cuda) = rig();
         let local: Arc<dyn Storage> = Arc::new(LocalStorage);
-        let on_disk: Vec<Outcome> = inputs.iter().map(|path| outcome(path, &local)).collect();
+        let on_disk: Vec<Outcome> = inputs.iter().map(|path| outcome(path, &local, &cuda)).collect();
         let memory = MemoryStorage::copied(folder.path());
         memory.be_late(7);
         drop(folder);
         let memory: Arc<dyn Storage> = Arc::new(memory);
         for (path, on_disk) in inputs.iter().zip(&on_disk) {
-            assert_eq!(&outcome(path, &memory), on_disk, "{}", path.display());
+            assert_eq!(&outcome(path, &memory, &cuda), on_disk, "{}", path.display());
         }
         let loads = on_disk.iter().filter(|outcome| outcome.loaded.starts_with('{')).count();
         assert!(loads >= 12, "{loads} of {} inputs load: the comparison says little", inputs.len());
@@ -158,12 +187,13 @@ fn the_corpus_in_memory_gives_what_it_gives_on_disk() {
         println!("skipped: VRAMP_CORPUS names no folder of checkpoints");
         return;
     };
+    let (_rig, cuda) = rig();
     let local: Arc<dyn Storage> = Arc::new(LocalStorage);
     let mut compared = 0;
     for family in std::fs::read_dir(&corpus).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
         let memory: Arc<dyn Storage> = Arc::new(MemoryStorage::copied(&family));
         for case in std::fs::read_dir(&family).unwrap().map(|entry| entry.unwrap().path()) {
-            let (on_disk, in_memory) = (outcome(&case, &local), outcome(&case, &memory));
+            let (on_disk, in_memory) = (outcome(&case, &local, &cuda), outcome(&case, &memory, &cuda));
             assert_eq!(in_memory, on_disk, "{}", case.display());
             compared += 1;
         }
@@ -177,9 +207,10 @@ fn a_storage_that_fails_at_any_call_ends_a_load_with_an_error_that_names_the_fil
         let folder = tempfile::tempdir().unwrap();
         inputs(folder.path());
         let memory = MemoryStorage::copied(folder.path());
+        let (_rig, cuda) = rig();
         for name in ["one/model.safetensors", "sharded", "torch/pytorch_model.bin", "deflated.pt", "legacy.pt"] {
             let (path, storage) = (folder.path().join(name), Arc::new(memory.clone()) as Arc<dyn Storage>);
-            let right = outcome(&path, &storage).loaded;
+            let right = outcome(&path, &storage, &cuda).loaded;
             let mut failures = 0;
             loop {
                 let before = memory.calls();
@@ -187,7 +218,7 @@ fn a_storage_that_fails_at_any_call_ends_a_load_with_an_error_that_names_the_fil
                 match load(&path, &options(&storage)) {
                     // The failed call was one that a load can do without, or none was left to fail.
                     Ok(_) if memory.calls() - before <= failures => break,
-                    Ok(_) => assert_eq!(outcome(&path, &storage).loaded, right, "{name}, call {failures}"),
+                    Ok(_) => assert_eq!(outcome(&path, &storage, &cuda).loaded, right, "{name}, call {failures}"),
                     Err(error) => {
                         let at = error.path().map(Path::to_owned);
                         assert!(at.is_some_and(|at| at.starts_with(&folder)), "{name}, call {failures}: {error}");

@@ -139,7 +139,11 @@ impl Loader {
     }
 
     /// What the plan must know of each file that a selected tensor lies in; the file system of the first one and its device number.
-    pub(super) fn facts(&self, checkpoint: &Checkpoint, wanted: &[Wanted]) -> Result<(Vec<ShardFacts>, String, String)> {
+    pub(super) fn facts(
+        &self,
+        checkpoint: &Checkpoint,
+        wanted: &[Wanted],
+    ) -> Result<(Vec<ShardFacts>, String, String)> {
         let shards = checkpoint.shards();
         let mut used = vec![false; shards.len()];
         for run in wanted.iter().flat_map(|tensor| &tensor.runs) {
@@ -224,7 +228,11 @@ impl Loader {
 }
 
 /// The selected tensors as the plan wants them.
-pub(super) fn wanted(checkpoint: &Checkpoint, casts: &Casts, places: Option<&BTreeMap<Arc<str>, u64>>) -> Result<Vec<Wanted>> {
+pub(super) fn wanted(
+    checkpoint: &Checkpoint,
+    casts: &Casts,
+    places: Option<&BTreeMap<Arc<str>, u64>>,
+) -> Result<Vec<Wanted>> {
     let wanted = |tensor: &ConvertedTensor| {
         let ConvertedTensor { selected: chosen, cast, origin } = tensor;
         let info = checkpoint.tensors().get(chosen.tensor);

@@ -26,13 +26,13 @@ fn on_a_gpu() -> bool {
 }
 
 /// A driver to test with: the double, or the machine's.
-struct Rig {
+pub(crate) struct Rig {
     double: Option<Double>,
 }
 
 impl Rig {
     /// The double as `config` says; where a GPU is required, that.
-    fn new(config: Config) -> Rig {
+    pub(crate) fn new(config: Config) -> Rig {
         Rig { double: (!on_a_gpu()).then(|| Double::acquire(config)) }
     }
 
@@ -42,7 +42,7 @@ impl Rig {
         required_if(Feature::Double, !on_a_gpu(), why).then(|| Double::acquire(config))
     }
 
-    fn device(&self) -> Arc<dyn Device> {
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
         Arc::new(CudaDevice::open(0).unwrap())
     }
 
@@ -58,6 +58,6 @@ fn schedules(seeds: u64) -> Vec<Schedule> {
     [Schedule::Eager, Schedule::Lazy].into_iter().chain(random).collect()
 }
 
-fn scheduled(schedule: Schedule) -> Config {
+pub(crate) fn scheduled(schedule: Schedule) -> Config {
     Config { schedule, pageable_is_error: true, ..Config::default() }
 }
