@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::cache::Stretch;
 use super::reads::{self, Portion, ReadWay, Tape};
-use super::{Effort, Options, memory, survey};
+use super::{Effort, Options, memory};
 use vramp::checkpoint::{Checkpoint, Shard};
 use vramp::device::{Device, NullDevice};
 use vramp::error::Result;
@@ -24,6 +24,14 @@ const ALL_SETTINGS: [f64; 2] = [80.0, 24.0];
 
 /// The part of the time after which no further round of the survey begins.
 pub(super) const SURVEYING: f64 = 0.4;
+
+/// Memory that a sample of a memory stage takes, at most: with every setting, and with few.
+const MEMORY_BYTES: [u64; 2] = [1 << 30, 256 << 20];
+
+/// The same for an effort.
+pub(super) fn memory_bytes(effort: &Effort) -> u64 {
+    MEMORY_BYTES[usize::from(!effort.every_setting)]
+}
 
 /// When a benchmark began, and how long it may take.
 pub(super) struct Clock {
@@ -132,7 +140,7 @@ fn fitting(rates: Rates, seconds: f64, effort: &Effort) -> u64 {
     let in_survey = Rates::seconds(rates.fresh_memory, survey_memory_passes(effort));
     let each =
         Rates::seconds(rates.storage, passes(effort)) + Rates::seconds(rates.fresh_memory, memory_passes(effort));
-    let most_in_survey = survey::memory_bytes(effort) as f64;
+    let most_in_survey = memory_bytes(effort) as f64;
     let little = left / (each + in_survey).max(f64::MIN_POSITIVE);
     let bytes = if little <= most_in_survey {
         little
@@ -183,7 +191,7 @@ mod tests {
             for fresh_memory in [1e6, 1e8, 1e9, 1e11] {
                 let rates = Rates { storage: Some(storage), fresh_memory: Some(fresh_memory) };
                 let bytes = fit(rates);
-                let surveyed = bytes.min(survey::memory_bytes(&effort)) as f64;
+                let surveyed = bytes.min(memory_bytes(&effort)) as f64;
                 let memory = memory_passes(&effort) * bytes as f64 + survey_memory_passes(&effort) * surveyed;
                 let seconds =
                     sampling_seconds(&effort) + passes(&effort) * bytes as f64 / storage + memory / fresh_memory;

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::budget::{Clock, SURVEYING};
+use super::Options;
+use super::budget::{Clock, SURVEYING, memory_bytes};
 use super::data::{BenchStage, CacheState, Sample, Setting, StageBench, Trial};
 use super::memory::{self, CopyTarget};
 use super::reads::{self, Portion, ReadWay, Tape};
 use super::testbed::TestBed;
 use super::uploads::{self, UploadWay};
-use super::{Effort, Options};
 use vramp::Float;
 use vramp::device::Device;
 use vramp::error::Result;
@@ -26,14 +26,6 @@ const MIB: u64 = 1 << 20;
 
 /// Reads past the page cache are whole pages.
 const PAGE_BYTES: u64 = 4 << 10;
-
-/// Memory that a sample of a memory stage takes, at most: with every setting, and with few.
-const MEMORY_BYTES: [u64; 2] = [1 << 30, 256 << 20];
-
-/// The same for an effort.
-pub(super) fn memory_bytes(effort: &Effort) -> u64 {
-    MEMORY_BYTES[usize::from(!effort.every_setting)]
-}
 
 /// A setting is better than one before it if it is so by this factor: less is noise.
 const CLEARLY: f64 = 1.03;

@@ -1,17 +1,19 @@
 //! `vramp inspect`: what a checkpoint holds, from its headers alone. No byte of a tensor is read.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramp::checkpoint::{Checkpoint, Format, Selected, Shard, Skipped, Slice, TensorData, TensorInfo};
+use vramp::checkpoint::{Checkpoint, Format, Selected, Shard, Skipped};
 use vramp::device::CpuDevice;
-use vramp::dtype::element_count;
 use vramp::load::{Loader, Prepared, TransferOptions};
 
 use super::args::InspectArgs;
 use super::interrupt::Interrupt;
+use super::listing::{
+    Listed, OfType, by_type, counted_files, file_names, list_all, list_selected, parameters, total_bytes,
+};
 use super::output::{Failure, Output};
 use super::screen::Screen;
 use super::text::{self, Align, BOLD, DIM, Table};
@@ -25,30 +27,6 @@ const MOST_METADATA: usize = 12;
 
 /// Tensors that are listed without `--all`.
 const MOST_TENSORS: usize = 20;
-
-/// One line of the listing.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Listed {
-    #[serde(skip)]
-    pub(crate) name: Arc<str>,
-    pub(crate) dtype: String,
-    pub(crate) shape: Vec<usize>,
-    shard: u32,
-    offset: u64,
-    pub(crate) bytes: u64,
-    /// Whether the same bytes are listed under another name before: they count once.
-    #[serde(skip)]
-    is_again: bool,
-    /// Further pieces of a tensor that is cut over several places.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parts: Option<usize>,
-}
-
-#[derive(Debug, Default, Serialize)]
-struct OfType {
-    tensors: u64,
-    bytes: u64,
-}
 
 #[derive(Serialize)]
 struct ShardListed {
@@ -132,85 +110,9 @@ fn format_name(format: Format) -> String {
     name.unwrap_or_default()
 }
 
-/// `4 files`. What is made of a file is not another file.
-pub(crate) fn counted_files(shards: &[Shard]) -> String {
-    let paths: HashSet<_> = shards.iter().map(|shard| &shard.path).collect();
-    text::plural(paths.len() as u64, "file")
-}
-
-/// The name of each shard's file. Tensors that are unpacked or rearranged on loading are a shard of their own of the same file.
-pub(crate) fn file_names(shards: &[Shard]) -> Vec<String> {
-    let name = |shard: &Shard| {
-        let name = shard.path.file_name().unwrap_or(shard.path.as_os_str()).to_string_lossy().into_owned();
-        let made = if shard.derived.is_some() { " (rearranged)" } else { "" };
-        format!("{}{made}", text::escape(&name))
-    };
-    shards.iter().map(name).collect()
-}
-
 fn prepare(checkpoint: &Arc<Checkpoint>, selected: &[Selected]) -> Result<Prepared, Failure> {
     let loader = Loader::new(Arc::new(CpuDevice::new()), TransferOptions::default());
     Ok(loader.prepare(Arc::clone(checkpoint), selected)?)
-}
-
-/// Bytes that are listed already, by the tensor and the part of it.
-type Seen<'a> = HashSet<(&'a TensorData, Option<&'a Slice>)>;
-
-fn listed<'a>(info: &'a TensorInfo, chosen: (&Arc<str>, &[usize], Option<&'a Slice>), seen: &mut Seen<'a>) -> Listed {
-    let (name, shape, slice) = chosen;
-    let (offset, parts) = match &info.data {
-        TensorData::Whole(extent) => (extent.offset, None),
-        TensorData::Parts(parts) => (parts.first().map_or(0, |part| part.extent.offset), Some(parts.len())),
-    };
-    Listed {
-        name: Arc::clone(name),
-        dtype: info.dtype.to_string(),
-        shape: shape.to_vec(),
-        shard: info.shard(),
-        offset,
-        is_again: !seen.insert((&info.data, slice)),
-        bytes: if *shape == info.shape[..] { info.bytes() } else { info.dtype.tensor_bytes(shape).unwrap_or(0) },
-        parts,
-    }
-}
-
-fn list_all(checkpoint: &Checkpoint) -> Vec<Listed> {
-    let mut seen = Seen::new();
-    checkpoint.tensors().iter().map(|info| listed(info, (&info.name, &info.shape, None), &mut seen)).collect()
-}
-
-fn list_selected(checkpoint: &Checkpoint, selected: &[Selected]) -> Vec<Listed> {
-    let (mut list, mut seen) = (Vec::with_capacity(selected.len()), Seen::new());
-    for chosen in selected {
-        if let Some(info) = checkpoint.tensors().get(chosen.tensor) {
-            let names = std::iter::once(&chosen.name).chain(&chosen.aliases);
-            list.extend(names.map(|name| listed(info, (name, &chosen.shape, chosen.slice.as_ref()), &mut seen)));
-        }
-    }
-    list.sort_by(|a: &Listed, b| a.name.cmp(&b.name));
-    list
-}
-
-fn by_type(listed: &[Listed]) -> BTreeMap<&str, OfType> {
-    let mut types: BTreeMap<&str, OfType> = BTreeMap::new();
-    for tensor in listed {
-        let of_type = types.entry(&tensor.dtype).or_default();
-        of_type.tensors += 1;
-        of_type.bytes = of_type.bytes.saturating_add(if tensor.is_again { 0 } else { tensor.bytes });
-    }
-    types
-}
-
-fn total_bytes(listed: &[Listed]) -> u64 {
-    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
-}
-
-fn parameters(listed: &[Listed]) -> u64 {
-    distinct(listed).fold(0, |sum, tensor| sum.saturating_add(element_count(&tensor.shape)))
-}
-
-fn distinct(listed: &[Listed]) -> impl Iterator<Item = &Listed> {
-    listed.iter().filter(|tensor| !tensor.is_again)
 }
 
 fn inspected<'a>(checkpoint: &'a Checkpoint, listed: &'a [Listed], prepared: Option<&'a Prepared>) -> Inspected<'a> {

@@ -18,6 +18,7 @@ mod fleet;
 mod inspect;
 mod interrupt;
 mod limits;
+mod listing;
 mod load;
 mod options;
 mod output;

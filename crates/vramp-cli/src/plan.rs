@@ -10,7 +10,7 @@ use vramp::load::Prepared;
 use vramp::plan::{Landing, Transfer};
 use vramp::storage::Route;
 
-use super::inspect::file_names;
+use super::listing::file_names;
 use super::screen::Screen;
 use super::text::{self, Align, BOLD, DIM, Table};
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::inspect::Listed;
+use super::listing::Listed;
 use super::text::{self, DIM};
 
 /// Deeper parts of a name stay together: a header may hold a name of a million dots.

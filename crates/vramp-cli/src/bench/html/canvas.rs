@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use super::markup::escaped;
+use super::escape::escaped;
 
 /// The widths of the two drawings of a chart, in pixels of their own.
 const WIDTHS: [u32; 2] = [1080, 344];

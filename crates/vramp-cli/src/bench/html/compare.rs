@@ -87,7 +87,7 @@ pub(super) fn survey(stage: &StageBench) -> String {
         let only = only.map_or(String::new(), |line| format!(", {}", line.said));
         let (name, way) = (labels::stage(stage.stage), text::escape(way));
         let title = format!("{name}, {way}{only}: rate by {}", across.by());
-        out.push_str(&format!("<h4>{}</h4>\n", super::markup::escaped(&title)));
+        out.push_str(&format!("<h4>{}</h4>\n", super::escape::escaped(&title)));
         out.push_str(&names(&series));
         out.push_str(&chart(&title, across, &series, most, stage.best()));
     }

@@ -1,23 +1,7 @@
 //! Small pieces of HTML: text made harmless, tables in boxes of their own, legends. Every cell and every label is escaped here.
 
-use super::super::super::text;
 use super::canvas::Ink;
-
-/// Text as it may stand between tags and in attributes, control characters shown.
-pub(super) fn escaped(raw: &str) -> String {
-    let mut out = String::with_capacity(raw.len());
-    for c in text::escape(raw).chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
-    }
-    out
-}
+use super::escape::escaped;
 
 /// A table. A heading that begins with `#` is that of a column of numbers.
 pub(super) fn table<const N: usize>(caption: &str, headings: [&str; N], rows: &[[String; N]]) -> String {

@@ -1,10 +1,11 @@
 //! `bench --html FILE`: the report as one file that any browser shows: no script, no font, no picture and no address in it.
 //!
-//! Every number that is drawn also stands in a table. What comes from files and the system is escaped in `markup`.
+//! Every number that is drawn also stands in a table. What comes from files and the system is escaped in `escape`.
 
 mod canvas;
 mod compare;
 mod downsample;
+mod escape;
 mod markup;
 mod stages;
 
@@ -12,7 +13,8 @@ use vramp_bench::{BenchReport, CacheState, Ceiling, StageBench, State, Tuning};
 
 use super::super::text;
 use super::{advice, labels, text as plain, tuning};
-use markup::{escaped, folded, paragraph, table};
+use escape::escaped;
+use markup::{folded, paragraph, table};
 
 const STYLE: &str = include_str!("report.css");
 
