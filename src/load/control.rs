@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::TraceEvent;
+use super::trace::TraceEvent;
 use crate::plan::LoadPlan;
 
 /// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`].

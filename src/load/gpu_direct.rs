@@ -6,26 +6,23 @@
 //! What came out stands in the report either way. What a device says once is remembered for the life of the loader. Nothing
 //! here reads a file, and no device is known by name.
 
-use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
+use super::consent::WHAT;
+use super::loader::Loader;
 use super::meter::Meter;
+use super::options::TransferOptions;
 use super::run::Run;
-use super::trace::Tracer;
-use super::{Loader, TransferOptions};
+use super::tracer::Tracer;
 use crate::checkpoint::{Checkpoint, Shard};
-use crate::device::{Device, DirectReads};
+use crate::device::DirectReads;
 use crate::dtype::{Dtype, dims};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided};
 use crate::plan::{self, LoadPlan, PlanOptions, RouteChoice, ShardFacts, Wanted};
-use crate::storage::{Fallbacks, GPU_DIRECT, GpuDirect, Limits, Route};
-
-/// What the word is in the list of fallbacks.
-pub(super) const WHAT: &str = "gpu-direct";
+use crate::storage::{GPU_DIRECT, GpuDirect, Limits, Route};
 
 /// Past the host, bytes must come at least this many times as fast: a measured tie is no reason to leave the beaten track.
 const MARGIN: f64 = 1.1;
@@ -47,54 +44,6 @@ pub(super) struct Trial {
 
 /// A trial reads a sixteenth of the smallest load that it is made for, and only once.
 pub(super) const TRIAL: Trial = Trial { bytes: 64 << 20, worth_bytes: 4 << 30 };
-
-/// What the device and the file systems have said so far.
-#[derive(Default)]
-pub(super) struct Consent {
-    reads: OnceCell<Option<Arc<dyn DirectReads>>>,
-    /// By the device number of the file system: whether its files are read so.
-    file_systems: RefCell<BTreeMap<u64, bool>>,
-}
-
-impl Consent {
-    /// The device's own way to read files. That there is none is noted, unless nobody asked for it (`native_only`).
-    pub(super) fn reads(
-        &self,
-        device: &dyn Device,
-        native_only: bool,
-        fallbacks: &Fallbacks,
-    ) -> Option<Arc<dyn DirectReads>> {
-        if let Some(known) = self.reads.get() {
-            return known.clone();
-        }
-        let reads = match device.direct_reads(native_only) {
-            Some(Ok(reads)) => Some(reads),
-            Some(Err(why)) => {
-                fallbacks.note(WHAT, format!("{why}; read by way of the host"));
-                None
-            }
-            None if native_only => return None,
-            None => {
-                let why = format!("device {} does not read files itself; read by way of the host", device.name());
-                fallbacks.note(WHAT, why);
-                None
-            }
-        };
-        if let Some(detour) = reads.as_ref().and_then(|reads| reads.detour()) {
-            fallbacks.note(WHAT, detour);
-        }
-        self.reads.get_or_init(|| reads).clone()
-    }
-
-    fn known(&self, file_system: u64) -> Option<bool> {
-        self.file_systems.borrow().get(&file_system).copied()
-    }
-
-    fn settle(&self, file_system: u64, answer: bool) -> bool {
-        self.file_systems.borrow_mut().insert(file_system, answer);
-        answer
-    }
-}
 
 /// Whether reading past the host pays, by both rates in bytes per second.
 pub(super) fn pays(past_host: f64, by_host: f64) -> bool {
@@ -271,6 +220,8 @@ fn sample(file_system: u64, shards: &[Shard], facts: &[ShardFacts], bytes: u64) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::checkpoint::Selection;
     use crate::plan::LoadPlan;

@@ -12,8 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Prepared;
-use super::profile::has_list;
+use super::prepared::Prepared;
 use crate::device::Device;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -330,4 +329,13 @@ fn as_f64(bytes: u64) -> f64 {
 fn refused(path: &Path, what: &str) -> Error {
     let what = format!("the limits {} are refused: {what}", path.display());
     Error::Request { what, hint: Some(format!("{} measures and writes them", Setting::Bench)) }
+}
+
+/// Whether there is a list anywhere; the parser has bounded how deep.
+pub(super) fn has_list(value: &Value) -> bool {
+    match value {
+        Value::Array(_) => true,
+        Value::Object(members) => members.values().any(has_list),
+        _ => false,
+    }
 }

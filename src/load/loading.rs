@@ -1,17 +1,16 @@
 //! A load on a thread of its own, and the tensors that are there already. It moves no bytes: `run` does, and tells it.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::bounded;
 
-use super::loaded::not_loaded;
-use super::{Cancel, Loaded, Loader};
-use crate::device::Written;
+use super::loaded::Loaded;
+use super::loader::Loader;
+use super::prepared::Prepared;
+use super::readiness::{Ending, Readiness};
 use crate::error::{Error, Result};
-use crate::plan::{LoadPlan, Placement};
 use crate::tensor::Tensor;
 
 /// A load under way. Dropping it cancels the load and waits for it to end.
@@ -44,17 +43,6 @@ impl Course {
     }
 }
 
-/// Which tensors are there, for threads that wait for them.
-pub(super) struct Readiness {
-    names: BTreeMap<Arc<str>, usize>,
-    placements: Vec<Placement>,
-    written: OnceLock<Written>,
-    ended: Mutex<bool>,
-    changed: Condvar,
-    /// Stops this load alone: the switch in the options may be another load's too.
-    pub(super) abandoned: Cancel,
-}
-
 impl Loading {
     /// A load that does `work`, now.
     pub(super) fn begin(
@@ -71,17 +59,7 @@ impl Loading {
     /// # Errors
     /// [`Error::NoTensor`] for a name that is not loaded, [`Error::Cancelled`] when the load ended without it.
     pub fn wait(&self, name: &str) -> Result<Tensor> {
-        let readiness = &self.readiness;
-        let mut ended = readiness.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(tensor) = readiness.tensor(name)? {
-                return Ok(tensor);
-            }
-            if *ended {
-                return Err(Error::Cancelled);
-            }
-            ended = readiness.changed.wait(ended).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.readiness.wait(name)
     }
 
     /// The tensor, if its bytes are there already.
@@ -104,15 +82,6 @@ impl Loading {
     }
 }
 
-/// Tells those who wait that the load has ended, by whatever way it ends.
-pub(super) struct Ending<'a>(pub(super) &'a Readiness);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.end();
-    }
-}
-
 impl Drop for Loading {
     fn drop(&mut self) {
         if let Some(Course::Running(thread)) = self.course.take() {
@@ -122,49 +91,25 @@ impl Drop for Loading {
     }
 }
 
-impl Readiness {
-    pub(super) fn new(plan: &LoadPlan) -> Readiness {
-        let names = plan.placements.iter().enumerate().flat_map(|(index, placement)| {
-            std::iter::once(&placement.name).chain(&placement.aliases).map(move |name| (Arc::clone(name), index))
-        });
-        Readiness {
-            names: names.collect(),
-            placements: plan.placements.clone(),
-            written: OnceLock::new(),
-            ended: Mutex::new(false),
-            changed: Condvar::new(),
-            abandoned: Cancel::new(),
-        }
-    }
-
-    pub(super) fn begin(&self, written: Written) {
-        let _ = self.written.set(written);
-    }
-
-    pub(super) fn notify(&self) {
-        // The lock makes sure that a waiter that has just found nothing is already waiting.
-        drop(self.ended.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
-    }
-
-    fn end(&self) {
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_all();
-    }
-
-    fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let (name, &index) =
-            self.names.get_key_value(name).ok_or_else(|| not_loaded(name, self.names.keys().map(Arc::as_ref)))?;
-        let placement = self.placements.get(index).ok_or(Error::Poisoned { what: "the index of names" })?;
-        let view = self.written.get().and_then(|written| written.view(placement.range()));
-        let shape = || Arc::clone(&placement.shape);
-        Ok(view.map(|view| Tensor::new(Arc::clone(name), placement.dtype, shape(), view)))
+impl Loader {
+    /// Carries a plan out on a thread of its own, and hands out each tensor as soon as its bytes are there. Where the
+    /// machine gives no thread, the load is over when this returns.
+    pub fn start(self, prepared: Prepared) -> Loading {
+        let readiness = Arc::new(Readiness::new(&prepared.plan));
+        let shared = Arc::clone(&readiness);
+        let work = move || {
+            let _ending = Ending(&shared);
+            let mut loader = self;
+            let loaded = loader.carry_out(&prepared, None, Some(&shared))?;
+            Ok((loader, loaded))
+        };
+        Loading::begin(readiness, work)
     }
 }
 
 impl fmt::Debug for Loading {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.readiness.names.len();
+        let names = self.readiness.names();
         f.debug_struct("Loading").field("names", &names).finish_non_exhaustive()
     }
 }

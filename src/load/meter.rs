@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::Prepared;
-use super::trace::Tracer;
+use super::prepared::Prepared;
+use super::tracer::Tracer;
 use crate::os;
 use crate::report::{MainStage, Report, Routes, Stage, StageTime, Stages, Staging};
 use crate::storage::{Fallback, Lane, Route};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::control::{Cancel, Observer};
-use super::{MeasuredLimits, TraceEvent};
+use super::limits::MeasuredLimits;
+use super::trace::TraceEvent;
 use crate::checkpoint::{OpenOptions, Selection};
 use crate::convert::Float;
 use crate::device::{CpuDevice, Device};

@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Loader;
-use super::gpu_direct::{self, TRIAL};
+use super::consent;
+use super::gpu_direct::TRIAL;
+use super::loader::Loader;
+use super::prepared::Prepared;
 use crate::checkpoint::{
     Casts, Checkpoint, ConvertedTensor, ScaleSource, Selected, Shard, TensorInfo, runs_within, scaled_names,
 };
@@ -19,35 +21,6 @@ use crate::plan::{
 };
 use crate::report::Cache;
 use crate::storage::{Limits, OpenFile, Route, Source};
-
-/// A plan, the checkpoint that it loads, and what was learned while making it.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Prepared {
-    /// What is loaded. A plan fits no other checkpoint, so it keeps its own.
-    checkpoint: Arc<Checkpoint>,
-    /// The plan.
-    pub plan: LoadPlan,
-    /// What a person should know of the conversion.
-    pub warnings: Vec<String>,
-    /// What of the files was in the page cache.
-    pub cache: Cache,
-    /// The file system of the first file.
-    pub file_system: String,
-    /// Its device number, as `259:1`.
-    pub volume: String,
-    /// Seconds that opening the checkpoint took; the caller may set it, so that the report counts it.
-    pub open_seconds: f64,
-    /// Seconds that selecting and planning took.
-    pub plan_seconds: f64,
-}
-
-impl Prepared {
-    /// The checkpoint that is loaded.
-    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
-        &self.checkpoint
-    }
-}
 
 /// A size that reads may be told to have, at most: the kernel makes no longer ones.
 const MOST_READ_BYTES: u64 = 1 << 30;
@@ -105,7 +78,7 @@ impl Loader {
         match self.options.route {
             RouteChoice::GpuDirect if places.is_some() => {
                 let why = "is not for memory that exists already: the places decide, not the residues of the file";
-                self.fallbacks.note(gpu_direct::WHAT, why);
+                self.fallbacks.note(consent::WHAT, why);
             }
             _ if places.is_some() => {}
             RouteChoice::GpuDirect => self.ask_gpu_direct(&checkpoint, &mut facts)?,
@@ -187,7 +160,7 @@ impl Loader {
             RouteChoice::Mapped if lies_there => drop(file.source(Route::Mapped)),
             RouteChoice::Direct => self.note_made("O_DIRECT", shard),
             RouteChoice::Mapped => self.note_made("mmap", shard),
-            RouteChoice::GpuDirect => self.note_made(gpu_direct::WHAT, shard),
+            RouteChoice::GpuDirect => self.note_made(consent::WHAT, shard),
             RouteChoice::Auto | RouteChoice::Buffered => {}
         }
         ShardFacts {

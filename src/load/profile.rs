@@ -8,9 +8,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::TransferOptions;
+use super::limits::has_list;
+use super::options::TransferOptions;
 use crate::error::{Error, Result};
 use crate::report::Staging;
 use crate::setting::Setting;
@@ -151,15 +151,6 @@ impl Profile {
         let staging = self.staging.or(options.staging);
         let (read_bytes, lanes) = (self.read_bytes.or(options.read_bytes), self.lanes.or(options.lanes));
         TransferOptions { staging, read_bytes, lanes, ..options }
-    }
-}
-
-/// Whether there is a list anywhere; the parser has bounded how deep.
-pub(super) fn has_list(value: &Value) -> bool {
-    match value {
-        Value::Array(_) => true,
-        Value::Object(members) => members.values().any(has_list),
-        _ => false,
     }
 }
 

@@ -10,11 +10,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::engine::Engine;
 use super::files::Files;
-use super::loading::Readiness;
 use super::meter::Meter;
-use super::trace::{Span, TraceLane};
-use super::{Engine, TransferOptions};
+use super::options::TransferOptions;
+use super::readiness::Readiness;
+use super::trace::TraceLane;
+use super::tracer::Span;
 use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
 use crate::memory::staging::{StagingBuffer, StagingPool};

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tracing::Span;
 
-use super::{Observer, TraceEvent};
+use super::control::Observer;
+use super::trace::TraceEvent;
 use crate::plan::LoadPlan;
 
 /// Passes each [`TraceEvent`] on to `tracing`: at level TRACE, in a span `vramp::load` at level INFO, which lies in the span
