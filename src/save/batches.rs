@@ -3,7 +3,7 @@
 //!
 //! A batch has at most [`BATCH_BYTES`] bytes; a larger tensor is loaded and written in parts. Memory is therefore bounded by two
 //! batches, whatever the size of a tensor. One exception: a tensor whose bytes do not lie in its file as they are loaded (deflated or
-//! strided, `checkpoint/made.rs`) is a batch of its own, since each part of it would be made of the whole storage again.
+//! strided, `checkpoint/derived.rs`) is a batch of its own, since each part of it would be made of the whole storage again.
 //! Nothing here decides what is converted, and names no file.
 
 #[cfg(test)]
@@ -16,8 +16,8 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::Saving;
-use super::convert::{Output, Work};
+use super::saving::Saving;
+use super::work::{Output, Work};
 use crate::checkpoint::{Checkpoint, Selected, Selection, TensorData, TensorInfo};
 use crate::device::{Cast, CpuDevice};
 use crate::digest::checksum;

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::files::Files;
+use super::input::{Bytes, Input};
 use super::snapshot::{Filling, Snapshot, Streams};
-use super::{Bytes, Input};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 use crate::load::Cancel;

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::file_writer::{FileWriter, Work};
+use super::layout::Layout;
+use super::leftovers::Leftovers;
 use super::publish::Place;
 use super::sums::Sums;
-use super::{Layout, Leftovers};
 use crate::device::Device;
 use crate::digest::Digest;
 use crate::durable::{BLOCK_BYTES, Store};

@@ -8,8 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::publish::mode_of;
-use crate::durable::{self, NewFile, Store, folder_of};
+use crate::durable::{self, Kind, NewFile, Store, folder_of};
 use crate::error::{Error, Result};
 
 /// Names that are tried for a temporary file, at most.
@@ -156,4 +155,15 @@ pub fn write_file(store: &dyn Store, path: &Path, bytes: &[u8], leftovers: &Left
         store.sync_folder(folder_of(path)).map(|()| warning)
     };
     written().inspect_err(|_| leftovers.take_back(store))
+}
+
+/// The permissions of the file that will be replaced, if there is one. Links are replaced and have none of their own.
+pub(super) fn mode_of(store: &dyn Store, path: &Path) -> Result<Option<u32>> {
+    let what = match store.examine(path)?.map(|found| (found.kind, found.mode)) {
+        None | Some((Kind::Link, _)) => return Ok(None),
+        Some((Kind::File, mode)) => return Ok(Some(mode)),
+        Some((Kind::Folder, _)) => "it is a folder, not a file that could be replaced",
+        Some((Kind::Other, _)) => "it is a device or a pipe, not a file that could be replaced",
+    };
+    Err(Error::Exists { path: path.to_owned(), what: what.to_owned(), hint: None })
 }

@@ -11,7 +11,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Layout, Leftovers, Replace, Target};
+use super::layout::Layout;
+use super::leftovers::{Leftovers, mode_of};
+use super::options::{REPLACE_HINT, Replace, Target};
 use crate::checkpoint::index::Index;
 use crate::checkpoint::{FolderChoice, choose_in_folder, pytorch_in_folder};
 use crate::durable::{Found, Kind, Store, folder_of};
@@ -515,7 +517,7 @@ fn demand_own(store: &dyn Store, folder: &Path, there: &[String], replace: &Repl
 
 fn holds_another(path: &Path, held: &str, listed: &str) -> Error {
     let what = format!("it holds {held}, which would be replaced{listed}");
-    Error::Exists { path: path.to_owned(), what, hint: Some(super::REPLACE_HINT.to_owned()) }
+    Error::Exists { path: path.to_owned(), what, hint: Some(REPLACE_HINT.to_owned()) }
 }
 
 fn demand_folder(store: &dyn Store, folder: &Path) -> Result<()> {
@@ -527,15 +529,4 @@ fn demand_folder(store: &dyn Store, folder: &Path) -> Result<()> {
         None => format!("{}: there is no such folder to write to", folder.display()),
     };
     Err(Error::NotFound { what, hint: Some(format!("make it first: mkdir -p {}", folder.display())) })
-}
-
-/// The permissions of the file that will be replaced, if there is one. Links are replaced and have none of their own.
-pub(super) fn mode_of(store: &dyn Store, path: &Path) -> Result<Option<u32>> {
-    let what = match store.examine(path)?.map(|found| (found.kind, found.mode)) {
-        None | Some((Kind::Link, _)) => return Ok(None),
-        Some((Kind::File, mode)) => return Ok(Some(mode)),
-        Some((Kind::Folder, _)) => "it is a folder, not a file that could be replaced",
-        Some((Kind::Other, _)) => "it is a device or a pipe, not a file that could be replaced",
-    };
-    Err(Error::Exists { path: path.to_owned(), what: what.to_owned(), hint: None })
 }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Bytes, Input};
+use super::input::{Bytes, Input};
 use crate::device::{Download, Stream, View};
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;

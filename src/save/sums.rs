@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Layout, Shard};
+use super::layout::{Layout, Shard};
 use crate::digest::{Digest, Hasher};
 
 /// The digests of a file's tensors, in the making.

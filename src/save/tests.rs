@@ -4,13 +4,15 @@ mod place;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::checkpoint::{Checkpoint, Selection};
 use crate::device::Device;
+use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::durable::{self, NewFile};
+use crate::error::Error;
 use crate::load::{Loader, Options, TransferOptions, load};
 use crate::testing::{CrashStore, LazyDevice, StoreTrouble, Synthetic, refused, watched};
 
