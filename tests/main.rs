@@ -3,6 +3,7 @@
 
 mod casts;
 mod change;
+mod circles;
 mod cuda;
 mod device;
 mod files;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::cast_notes::{Notes, Unpacked};
-use super::four_bit::{FourBit, squeezed};
+use super::four_bit::{FourBit, ScaleSource, squeezed};
 use super::quantised::{Quantised, last_of, layer_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
 use crate::convert::Float;
@@ -35,16 +35,6 @@ pub struct Casts {
     pub scales: Vec<ScaleSource>,
     /// What a person should know: weights that stay packed, that get another name, that have no scale.
     pub warnings: Vec<String>,
-}
-
-/// The tensors that a table of scales is made of (indices into [`Checkpoint::tensors`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub struct ScaleSource {
-    /// The scales of blocks.
-    pub tensor: usize,
-    /// The scale of all of them, where there are two levels, and whether they are divided by it.
-    pub global: Option<(usize, bool)>,
 }
 
 /// A selected tensor and its conversion.

@@ -10,11 +10,20 @@
 //! The first number of a pair is in the lower half of its byte. What lacks a part, or has one of another shape, is never guessed: it
 //! stays as stored, with a reason. Headers decide; no tensor is read.
 
-use super::casts::ScaleSource;
 use super::quantised::{Quantised, last_of};
 use super::{Checkpoint, Selected, TensorData, TensorInfo};
 use crate::device::BlockScale;
 use crate::dtype::Dtype;
+
+/// The tensors that a table of scales is made of (indices into [`Checkpoint::tensors`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct ScaleSource {
+    /// The scales of blocks.
+    pub tensor: usize,
+    /// The scale of all of them, where there are two levels, and whether they are divided by it.
+    pub global: Option<(usize, bool)>,
+}
 
 /// A weight that can be dequantised.
 #[derive(Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ mod json;
 mod merge;
 mod nearest;
 mod open;
+mod options;
 mod quantised;
 #[cfg_attr(not(feature = "torch"), allow(dead_code))] // half of it is for `torch`
 mod rank_files;
@@ -43,12 +44,14 @@ mod torch;
 
 pub(crate) use casts::scaled_names;
 #[doc(hidden)]
-pub use casts::{Casts, ConvertedTensor, ScaleSource};
+pub use casts::{Casts, ConvertedTensor};
 #[doc(hidden)]
 pub use derived::Recipe;
 pub(crate) use folder::{FolderChoice, choose_in_folder, pytorch_in_folder};
+#[doc(hidden)]
+pub use four_bit::ScaleSource;
 pub(crate) use nearest::no_tensor;
-pub use open::OpenOptions;
+pub use options::OpenOptions;
 #[doc(hidden)]
 pub use records::StaleRecords;
 pub(crate) use runs::runs_within;

@@ -5,8 +5,11 @@
 //! There is one loop. It is written for the compiler to vectorise; no instruction is named here.
 #![allow(unsafe_code)] // one call: of code for the vectors that were asked for just before
 
-use super::Float;
 use super::elements::{BF16, Decode, E4M3, E4M3Fnuz, E5M2, E5M2Fnuz, Encode, F16, F32, F64, multiply, multiply_wide};
+use super::float::Float;
+
+/// Elements that are converted at a time: their scales stay in the first-level cache.
+pub(super) const CHUNK: usize = 2048;
 
 /// Vectors to compute in.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use super::loops::{Factors, Vectors};
-use super::{CHUNK, Float, by_chunks, elements};
+use super::elements;
+use super::float::Float;
+use super::loops::{CHUNK, Factors, Job, Vectors};
 use crate::dtype::Dtype;
 
 /// A table of scales.
@@ -79,7 +80,7 @@ impl Table {
                 let fits = source.len().is_multiple_of(from.width());
                 let mut values = vec![0.0f32; source.len() / from.width()];
                 let target = bytemuck::cast_slice_mut(&mut values);
-                by_chunks(source, from, target, Float::F32, None, Vectors::widest());
+                Job { source, factors: None, target }.run(from, Float::F32, Vectors::widest());
                 fits.then(|| Table::Single(values.into()))
             }
             _ => None,

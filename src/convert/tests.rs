@@ -1,7 +1,9 @@
 //! The faces of conversion: what is refused, what is copied, scales at their edges; and that vectors make no difference. That every
 //! value rounds rightly is shown in `tests/kernels.rs`, where the kernels and independent arithmetic are compared with it.
 
+use super::loops::CHUNK;
 use super::*;
+use crate::dtype::Dtype;
 
 fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()

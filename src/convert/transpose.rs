@@ -1,6 +1,6 @@
 //! Transposition of a 2-D tensor in memory. Values stay as they are.
 
-use super::ConvertError;
+use super::float::ConvertError;
 
 /// Edge of the square tiles that are turned one by one, in elements: both sides of a tile stay in the first-level cache.
 const TILE: usize = 32;

@@ -17,7 +17,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::NewFile;
+use super::port::NewFile;
 use crate::error::{Error, Result};
 use crate::memory::Filled;
 use crate::os::{self, DirectSupport};

@@ -8,9 +8,10 @@ use crate::extent::{ShardIndex, Strided, align_down};
 use crate::setting::Setting;
 use crate::storage::Route;
 
-use super::cut::{limits_of, route_of, staged_max, staged_transfer};
+use super::data::{PlanOptions, ShardFacts, Transfer};
 use super::place::{Destination, Item, facts};
-use super::{PlanOptions, ShardFacts, Transfer};
+use super::route::{limits_of, route_of, staged_max};
+use super::staged::{Loose, staged_transfer};
 
 /// Staged reads of tensors to be converted are cut at multiples of this: no element type is wider.
 const WIDEST_ELEMENT_BYTES: u64 = 8;
@@ -21,28 +22,6 @@ pub(super) struct Batches<'a> {
     pub(super) options: PlanOptions,
     pub(super) transfers: Vec<Transfer>,
     pub(super) open: Option<Batch>,
-}
-
-/// A piece of a staged read in the making.
-pub(super) struct Loose {
-    /// Where it begins in the file; `at` of the piece is still to be set.
-    pub(super) offset: u64,
-    pub(super) piece: Piece,
-    pub(super) arena: u64,
-    pub(super) tensor: Option<usize>,
-}
-
-impl Loose {
-    /// Takes `next` in, if it goes on where this one ends, in the file and in the arena: one copy instead of two.
-    pub(super) fn join(&mut self, next: &Loose) -> bool {
-        let plain = |piece: &Piece| piece.count == 1 && piece.cast.is_none();
-        let follows = self.offset + self.piece.run == next.offset && self.arena + self.piece.run == next.arena;
-        let joins = plain(&self.piece) && plain(&next.piece) && follows;
-        if joins {
-            self.piece = Piece::contiguous(0, self.piece.run + next.piece.run);
-        }
-        joins
-    }
 }
 
 /// A staged read in the making.

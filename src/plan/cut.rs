@@ -3,47 +3,17 @@
 use std::ops::Range;
 
 use crate::device::Piece;
-use crate::extent::{ShardIndex, align_down, align_up};
+use crate::extent::{align_down, align_up};
 use crate::memory;
 use crate::storage::{Limits, Route};
 
-use super::SMALL_SEGMENT_BYTES;
-use super::batch::Loose;
-use super::place::{Item, Segment};
-use super::{Landing, PlacedPiece, PlanOptions, RouteChoice, ShardFacts, Transfer};
-
-/// Above this share of resident bytes a read goes through the page cache. Break-even on the machines measured: reading a
-/// cold page buffered costs twice what it costs direct, a warm one a sixth.
-const WARM_SHARE: f64 = 0.6;
+use super::data::{Landing, PlanOptions, RouteChoice, ShardFacts, Transfer};
+use super::place::{Item, SMALL_SEGMENT_BYTES, Segment};
+use super::route::{is_warm, limits_of, route_of, staged_max};
+use super::staged::{Loose, staged_transfer};
 
 /// In-place reads end on multiples of this in the arena, so that two readers do not fault the same huge page.
 const HUGE_PAGE_BYTES: u64 = memory::HUGE_PAGE_BYTES as u64;
-
-/// The way for the reads of a range, by choice or by residency.
-pub(super) fn route_of(range: Range<u64>, facts: &ShardFacts, choice: RouteChoice) -> Route {
-    let through_cache = || Route::Buffered;
-    match choice {
-        RouteChoice::Buffered => Route::Buffered,
-        RouteChoice::Mapped if facts.mappable => Route::Mapped,
-        RouteChoice::Mapped => Route::Buffered,
-        RouteChoice::Direct => facts.direct.map_or_else(through_cache, |_| Route::Direct),
-        RouteChoice::Auto | RouteChoice::GpuDirect => match facts.direct {
-            Some(_) if !is_warm(range, facts) => Route::Direct,
-            _ => through_cache(),
-        },
-    }
-}
-
-pub(super) fn is_warm(range: Range<u64>, facts: &ShardFacts) -> bool {
-    facts.residency.share(range) >= WARM_SHARE
-}
-
-pub(super) fn limits_of(route: Route, facts: &ShardFacts) -> Limits {
-    match route {
-        Route::Direct => facts.direct.unwrap_or(facts.cached),
-        _ => facts.cached,
-    }
-}
 
 /// Cuts a segment into reads at huge-page boundaries of the arena, rounded to blocks of the file. What would have to be
 /// read directly but cannot land in place goes through staging.
@@ -109,32 +79,4 @@ pub(super) fn cut_past_the_host(
         offset = end;
     }
     stage(middle.end..file.end);
-}
-
-/// The longest range of a file that one staging buffer takes, whatever its alignment.
-pub(super) fn staged_max(facts: &ShardFacts, options: PlanOptions) -> u64 {
-    let block = facts.direct.map_or(1, |limits| limits.align);
-    options.buffer_bytes.saturating_sub(2 * (block - 1))
-}
-
-/// A staged read of `range`, widened to whole blocks for direct I/O.
-pub(super) fn staged_transfer(
-    shard: ShardIndex,
-    range: Range<u64>,
-    route: Route,
-    facts: &ShardFacts,
-    pieces: Vec<Loose>,
-) -> Transfer {
-    let block = limits_of(route, facts).align;
-    let offset = align_down(range.start, block);
-    let end = align_up(range.end, block).min(facts.bytes.max(range.end));
-    let pieces = pieces
-        .into_iter()
-        .map(|Loose { offset: from, piece, arena, tensor }| PlacedPiece {
-            piece: Piece { at: from - offset, ..piece },
-            arena,
-            tensor,
-        })
-        .collect();
-    Transfer { shard, offset, len: end - offset, route, landing: Landing::Staged { pieces } }
 }

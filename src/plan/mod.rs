@@ -21,6 +21,8 @@ mod batch;
 mod cut;
 mod data;
 mod place;
+mod route;
+mod staged;
 
 use std::sync::Arc;
 
@@ -30,17 +32,13 @@ pub use data::{PlanOptions, ShardFacts, Wanted, WantedCast};
 
 use batch::Batches;
 use cut::{cut_past_the_host, cut_segment};
-use place::{facts, firsts, landing_limits, place_as_told, place_in_segments, place_packed, placement, without_twins};
+use place::{
+    PAGE_BYTES, facts, firsts, landing_limits, place_as_told, place_in_segments, place_packed, placement, without_twins,
+};
 
 use crate::device::DeviceLimits;
 use crate::error::Result;
 use crate::extent::align_up;
-
-/// Segments below this many bytes are not worth a read of their own: they ride in a staging buffer.
-const SMALL_SEGMENT_BYTES: u64 = 128 << 10;
-
-/// The arena keeps the residues of file offsets modulo this, at least.
-const PAGE_BYTES: u64 = 4 << 10;
 
 /// Lays the tensors out and decides the reads.
 ///

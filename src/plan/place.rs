@@ -12,8 +12,13 @@ use crate::error::{Error, Result};
 use crate::extent::{Extent, ShardIndex, Strided, align_up, congruent_up};
 use crate::storage::Limits;
 
-use super::{PAGE_BYTES, SMALL_SEGMENT_BYTES};
-use super::{Placement, PlanOptions, RouteChoice, ShardFacts, Wanted, WantedCast};
+use super::data::{Placement, PlanOptions, RouteChoice, ShardFacts, Wanted, WantedCast};
+
+/// Segments below this many bytes are not worth a read of their own: they ride in a staging buffer.
+pub(super) const SMALL_SEGMENT_BYTES: u64 = 128 << 10;
+
+/// The arena keeps the residues of file offsets modulo this, at least.
+pub(super) const PAGE_BYTES: u64 = 4 << 10;
 
 /// Unselected bytes between two tensors of a segment, at most: they cost memory as well as reading.
 const SEGMENT_GAP_BYTES: u64 = 4 << 10;

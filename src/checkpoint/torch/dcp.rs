@@ -15,7 +15,7 @@ use vramp_pickle::pickle::MAX_PICKLE_BYTES;
 
 use super::{Opened, Part, Reader};
 use crate::checkpoint::dcp::{self, Piece};
-use crate::checkpoint::open::OpenOptions;
+use crate::checkpoint::options::OpenOptions;
 use crate::checkpoint::safetensors::Stored;
 use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo, shard};
 use crate::dtype::{StoredDtype, dims};

@@ -25,7 +25,7 @@ pub use vramp_pickle::{bytes, zip};
 
 pub(crate) use self::opened::Opened;
 pub use self::sums::Sums;
-use super::open::OpenOptions;
+use super::options::OpenOptions;
 use super::safetensors::RESERVED;
 use super::{Checkpoint, Format, Loss, Shard, Skipped, TensorData, TensorInfo};
 use crate::dtype::{StoredDtype, dims};

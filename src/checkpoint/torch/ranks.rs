@@ -14,7 +14,7 @@ use vramp_pickle::{Bounds, Layout};
 use super::Opened;
 use super::{BEGINNING, Part, Reader, recognise};
 use crate::checkpoint::dcp::{self, Piece};
-use crate::checkpoint::open::OpenOptions;
+use crate::checkpoint::options::OpenOptions;
 use crate::checkpoint::rank_files::RankSet;
 use crate::checkpoint::safetensors::Stored;
 use crate::checkpoint::{Checkpoint, Format, Shard, Skipped, TensorData, TensorInfo};

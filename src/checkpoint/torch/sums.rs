@@ -11,7 +11,7 @@ use vramp_pickle::sums;
 pub use vramp_pickle::sums::Sums;
 
 use super::{Opened, Reader, dcp};
-use crate::checkpoint::open::OpenOptions;
+use crate::checkpoint::options::OpenOptions;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::error::{Error, Result};
 
