@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::data::{Checkpoint, TensorInfo, Tie};
 use super::glob::Glob;
+use super::nearest;
 use super::tensor_parallel::Rules;
-use super::{Checkpoint, TensorInfo, nearest};
 use crate::error::{Absent, Error, Result};
 use crate::fault::{Listed, dtype_name, quoted};
 use crate::setting::Setting;
@@ -90,15 +91,6 @@ pub struct TensorParallel {
     pub dims: Vec<(String, usize)>,
 }
 
-/// A second name for a tensor: one allocation, two names.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tie {
-    /// The further name, as the model calls it.
-    pub alias: String,
-    /// The tensor it means, by its name after stripping or as stored.
-    pub target: String,
-}
-
 /// A tensor that will be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {
@@ -143,17 +135,6 @@ impl Checkpoint {
         picked.sort_by(|a, b| a.name.cmp(&b.name));
         self.refuse_collisions(&picked)?;
         Ok(picked)
-    }
-
-    /// Names that the checkpoint itself records for stored tensors: what `safetensors.torch.save_model` writes into
-    /// `__metadata__` for tensors that share memory, `{"further name": "stored name"}`.
-    pub fn recorded_ties(&self) -> Vec<Tie> {
-        // `format: pt` is in almost every file and is no tie, whatever a tensor may be called.
-        let is_tie = |(key, value): &(&String, &String)| {
-            *key != "format" && self.tensor(key).is_none() && self.tensor(value).is_some()
-        };
-        let tie = |(alias, target): (&String, &String)| Tie { alias: alias.clone(), target: target.clone() };
-        self.metadata.iter().filter(is_tie).map(tie).collect()
     }
 
     /// Demands that the type of each selected tensor is known: others can be listed, but not loaded.

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::safetensors::{self, Header, Rejected};
 use super::*;
+use crate::dtype::StoredDtype;
 use crate::error::Error;
 use crate::fault::{Fault, Listed};
 use crate::testing::hostile::{self, bytes_file, entry, file, file_claiming, header};
