@@ -8,16 +8,21 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::local::{cannot_open, demand_regular};
+use super::file_system;
 use super::mmap::MappedFile;
-use super::{Fallbacks, FileSystem, Limits, OpenFile, Residency, Route, Source, Version, file_system, residency};
+use super::paths::{cannot_open, demand_regular, reopen};
+use super::port::{FileSystem, Limits, OpenFile, Source};
+use super::residency::{self, Residency};
+use super::route::Route;
+use super::version::Version;
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::os::{self, DirectSupport};
 
 /// The longest read worth making of a local file: large enough for any disk, small enough to spread over readers.
@@ -437,12 +442,6 @@ impl Parts {
         let middle = head..head + usize::try_from(whole).unwrap_or(0);
         Parts { head, middle }
     }
-}
-
-/// Opens the file behind a descriptor once more: the same file, whatever its path leads to by now.
-pub(super) fn reopen(file: &File, flags: libc::c_int) -> io::Result<File> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC | flags).open(link)
 }
 
 /// Finds the block size of direct reads by trying: 512, then 4096. The address is as aligned as the offset and no more.

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use super::FileSystem;
+use super::port::FileSystem;
 use crate::os;
 
 /// What is special about reading from a kind of file system.

@@ -9,9 +9,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{DeviceSource, Fallbacks, Limits, OpenFile, Route, Source};
+use super::port::{DeviceSource, Limits, OpenFile, Source};
+use super::route::Route;
 use crate::device::{DirectFile, DirectReads, Region};
 use crate::error::{Error, Result};
+use crate::fallback::Fallbacks;
 use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
 

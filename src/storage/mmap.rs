@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use super::Version;
+use super::version::Version;
 use crate::error::{Error, Result};
 use crate::os;
 

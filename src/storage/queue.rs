@@ -1,105 +1,24 @@
-//! The port to reads in flight: a [`ReadQueue`] takes a read and its target and gives the target back, filled.
+//! Reads served by threads and by a ring.
 //!
-//! [`ThreadQueue`] serves any [`Source`] with threads, in lanes: one for reads of the page cache, one for direct reads, one
+//! [`ThreadQueue`] serves any [`Source`](super::Source) with threads, in lanes: one for reads of the page cache, one for direct reads, one
 //! for reads that a device makes itself, and one that makes the pages of an arena resident ahead of the direct reads into it,
 //! so that neither disk nor reader waits for page faults. `uring` takes the place of the direct lane where the kernel permits
 //! it. [`queue`] picks and says why. A queue never decides what is read, and never drops a target without giving it back,
 //! except when it is itself dropped.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::thread;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::Receiver;
 
+use super::gpu_direct::GPU_DIRECT;
+use super::read::{Completed, Read, ReadQueue, Target};
+use super::route::Lane;
 use super::uring::Ring;
-use super::{Fallbacks, GPU_DIRECT, Lane, Route, Source};
-use crate::device::Region;
-use crate::error::{Error, Result};
-use crate::memory::staging::{StagingBuffer, StagingPool};
-
-/// One read of a file.
-#[derive(Clone)]
-pub struct Read {
-    /// The caller's number of this read; it comes back with the [`Completed`].
-    pub id: usize,
-    /// The file, by the way to take.
-    pub source: Arc<dyn Source>,
-    /// First byte in the file.
-    pub offset: u64,
-    /// Number of bytes: not above the length of the target.
-    pub len: usize,
-}
-
-/// Where the bytes of a read go: the first `len` bytes of the target.
-#[derive(Debug)]
-pub enum Target {
-    /// A staging buffer, to be uploaded.
-    Staging(StagingBuffer),
-    /// The right place in the arena: one that the host can address, or that the source fills itself ([`Route::GpuDirect`]).
-    InPlace(Region),
-    /// Memory that the kernel may still write, and that therefore nobody gets back: only of a read that failed.
-    Lost,
-}
-
-impl Read {
-    /// Makes the read, here and now: the source fills host memory, or the region itself where that is its way.
-    ///
-    /// # Errors
-    /// As [`Source::read_at`]; and when the target is too short or out of the source's reach.
-    pub fn fill(&self, target: &mut Target) -> Result<Route> {
-        match (self.source.as_device_source(), target) {
-            (Some(device), Target::InPlace(region)) => device.read_region(self.offset, self.len as u64, region),
-            (_, target) => self.source.read_at(self.offset, target.bytes_mut(self.len)?),
-        }
-    }
-}
-
-impl Target {
-    /// The first `len` bytes.
-    fn bytes_mut(&mut self, len: usize) -> Result<&mut [u8]> {
-        let whole = match self {
-            Target::Staging(buffer) => Some(buffer.bytes_mut()),
-            Target::InPlace(region) => region.bytes_mut(),
-            Target::Lost => None,
-        };
-        let bytes = whole.and_then(|bytes| bytes.get_mut(..len));
-        bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
-    }
-}
-
-/// A read that is over.
-#[derive(Debug)]
-pub struct Completed {
-    /// The number that the read was given.
-    pub id: usize,
-    /// The target, whatever happened.
-    pub target: Target,
-    /// The route that was taken, or why there are no bytes.
-    pub outcome: Result<Route>,
-    /// When a reader or the ring took it up.
-    pub started: Instant,
-    /// Time that it spent on it, waiting in line excluded.
-    pub busy: Duration,
-}
-
-/// Reads in flight.
-pub trait ReadQueue: Send {
-    /// Starts a read. Never blocks on the read itself.
-    fn submit(&mut self, read: Read, target: Target);
-
-    /// Waits for the next read to be over, in any order. `None` when none is in flight.
-    fn complete(&mut self) -> Option<Completed>;
-
-    /// Reads in flight that keep this queue busy.
-    fn depth(&self) -> usize;
-
-    /// Which engine this is, for the report: `threads` or `io_uring`.
-    fn engine(&self) -> &'static str;
-}
+use super::workers::{Job, Outlet, Workers};
+use crate::fallback::Fallbacks;
+use crate::memory::staging::StagingPool;
 
 /// What serves direct reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -290,82 +209,6 @@ impl Drop for ThreadQueue {
     }
 }
 
-/// A read with its target, on its way through the lanes.
-pub(super) struct Job {
-    pub(super) read: Read,
-    pub(super) target: Target,
-}
-
-impl Job {
-    /// The bytes to fill.
-    pub(super) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        self.target.bytes_mut(self.read.len)
-    }
-
-    fn populate(&self) {
-        if let Target::InPlace(region) = &self.target {
-            region.populate();
-        }
-    }
-
-    /// Reads, whatever the source does.
-    fn run(mut self) -> Completed {
-        let started = Instant::now();
-        // After a panic the target may hold anything, which is what an error says of it anyway.
-        let read = AssertUnwindSafe(|| self.read.fill(&mut self.target));
-        let outcome = catch_unwind(read).unwrap_or(Err(Error::Poisoned { what: "a source panicked" }));
-        self.end(outcome, started)
-    }
-
-    /// Ends a job whose target the kernel may still write: that is never freed.
-    pub(super) fn end_lost(mut self, source: &std::io::Error, started: Instant) -> Completed {
-        std::mem::forget(std::mem::replace(&mut self.target, Target::Lost));
-        let message = format!("the kernel took the read and then refused to give its answer: {source}");
-        self.end(Err(Error::Device { device: "io_uring".to_owned(), op: "read", message }), started)
-    }
-
-    /// Ends a job that was taken up then.
-    pub(super) fn end(self, outcome: Result<Route>, started: Instant) -> Completed {
-        Completed { id: self.read.id, target: self.target, outcome, started, busy: started.elapsed() }
-    }
-}
-
-/// Where finished reads go, and whether reads that have not begun still should.
-#[derive(Clone)]
-pub(super) struct Outlet {
-    results: Sender<Completed>,
-    cancelled: Arc<AtomicBool>,
-}
-
-impl Outlet {
-    pub(super) fn new() -> (Outlet, Receiver<Completed>) {
-        let (results, receiver) = unbounded();
-        (Outlet { results, cancelled: Arc::new(AtomicBool::new(false)) }, receiver)
-    }
-
-    pub(super) fn send(&self, completed: Completed) {
-        // The receiver outlives every lane: the queue joins them before it goes.
-        let _ = self.results.send(completed);
-    }
-
-    /// Ends a job that will not run any more.
-    pub(super) fn give_up(&self, job: Job) {
-        self.send(job.end(Err(Error::Cancelled), Instant::now()));
-    }
-
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
-    }
-
-    fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Release);
-    }
-
-    fn run(&self, job: Job) {
-        if self.is_cancelled() { self.give_up(job) } else { self.send(job.run()) }
-    }
-}
-
 /// The way to whoever serves direct reads.
 struct Inlet {
     lane: Arc<Workers>,
@@ -381,87 +224,9 @@ impl Inlet {
     }
 }
 
-type Work = Arc<dyn Fn(Job) + Send + Sync>;
-
-/// A line of jobs and the threads that serve it, started one by one as jobs come.
-pub(super) struct Workers {
-    name: &'static str,
-    wanted: usize,
-    outlet: Outlet,
-    work: Work,
-    state: Mutex<LaneState>,
-}
-
-struct LaneState {
-    /// Both ends of the line; `None` once it is closed.
-    line: Option<(Sender<Job>, Receiver<Job>)>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Workers {
-    fn new(name: &'static str, wanted: usize, outlet: Outlet, work: Work) -> Arc<Workers> {
-        let state = Mutex::new(LaneState { line: Some(unbounded()), threads: Vec::new() });
-        Arc::new(Workers { name, wanted: wanted.max(1), outlet, work, state })
-    }
-
-    /// A lane that reads.
-    pub(super) fn reading(name: &'static str, wanted: usize, outlet: &Outlet) -> Arc<Workers> {
-        let reader = outlet.clone();
-        Workers::new(name, wanted, outlet.clone(), Arc::new(move |job| reader.run(job)))
-    }
-
-    pub(super) fn send(&self, job: Job) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((sender, receiver)) = state.line.clone() else { return self.outlet.give_up(job) };
-        if state.threads.len() < self.wanted
-            && let Ok(thread) = self.start_thread(receiver)
-        {
-            state.threads.push(thread);
-        }
-        let is_served = !state.threads.is_empty();
-        drop(state);
-        match sender.send(job) {
-            // Where the machine gives us no thread at all, the submitter does the work.
-            Ok(()) if !is_served => self.serve_here(),
-            Ok(()) => {}
-            Err(refused) => self.outlet.give_up(refused.into_inner()),
-        }
-    }
-
-    fn start_thread(&self, jobs: Receiver<Job>) -> std::io::Result<JoinHandle<()>> {
-        let work = Arc::clone(&self.work);
-        let serve = move || jobs.into_iter().for_each(|job| work(job));
-        thread::Builder::new().name(format!("vramp-{}", self.name)).spawn(serve)
-    }
-
-    fn serve_here(&self) {
-        let line = self.state.lock().unwrap_or_else(PoisonError::into_inner).line.clone();
-        let Some((_, receiver)) = line else { return };
-        receiver.try_iter().for_each(|job| (self.work)(job));
-    }
-
-    /// Lets the threads finish what is in line, and waits for them.
-    fn close(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.line = None;
-        let threads = std::mem::take(&mut state.threads);
-        drop(state);
-        for thread in threads {
-            let _ = thread.join();
-        }
-    }
-}
-
 impl fmt::Debug for ThreadQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ThreadQueue").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Read {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Read { id, offset, len, .. } = self;
-        f.debug_struct("Read").field("id", id).field("offset", offset).field("len", len).finish_non_exhaustive()
     }
 }
 
@@ -471,8 +236,9 @@ mod tests {
 
     use super::*;
     use crate::device::Arena;
+    use crate::error::{Error, Result};
     use crate::memory::HostBlock;
-    use crate::storage::{Limits, LocalStorage, Location, OpenFile, Storage};
+    use crate::storage::{Limits, LocalStorage, Location, OpenFile, Route, Source, Storage};
     use crate::testing::{FaultySource, Gate, MemoryFile, Trouble, queue_conformance};
     use crate::testing::{Feature, Random, refused, required, watched};
 

@@ -11,7 +11,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use super::Fallbacks;
+use super::paths::reopen;
+use crate::fallback::Fallbacks;
 use crate::os::{self, Advice, Cached};
 
 /// How finely a partly cached file is looked at, in bytes: one big read.
@@ -179,7 +180,7 @@ fn by_mincore(file: &File, len: u64) -> io::Result<Residency> {
 
 fn by_samples(file: &File, len: u64) -> io::Result<Residency> {
     // A handle of its own, so that "do not read ahead" holds for the samples and not for the load.
-    let file = super::file::reopen(file, 0)?;
+    let file = reopen(file, 0)?;
     os::advise(file.as_fd(), 0, 0, Advice::Random)?;
     let granule = len.div_ceil(SAMPLES).max(1).next_multiple_of(GRANULE_BYTES);
     let sample = |index: u64| {

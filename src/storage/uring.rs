@@ -23,8 +23,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::file::Parts;
-use super::queue::{Job, Outlet, Target, Workers};
-use super::{Fallbacks, Route};
+use super::read::Target;
+use super::route::Route;
+use super::workers::{Job, Outlet, Workers};
+use crate::fallback::Fallbacks;
 use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::os;
 
@@ -531,7 +533,7 @@ mod tests {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
-    use crate::storage::queue::{Engine, QueueOptions, Read, queue};
+    use crate::storage::{Engine, QueueOptions, Read, queue};
     use crate::storage::{LocalStorage, Location, Storage};
     use crate::testing::{Feature, Random, required, required_if, watched};
 
