@@ -45,7 +45,7 @@ impl Device for CpuDevice {
 
     fn limits(&self) -> DeviceLimits {
         let align = self.align.unwrap_or(1);
-        DeviceLimits { host_visible: true, keeps: true, align, staging: super::CACHED_STAGING }
+        DeviceLimits { host_visible: true, keeps: true, align, staging: super::port::CACHED_STAGING }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {

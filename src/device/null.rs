@@ -28,7 +28,7 @@ impl Device for NullDevice {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { host_visible: false, keeps: false, align: 256, staging: super::CACHED_STAGING }
+        DeviceLimits { host_visible: false, keeps: false, align: 256, staging: super::port::CACHED_STAGING }
     }
 
     fn staging(&self, count: usize, buffer_bytes: usize, _fallbacks: &Fallbacks) -> Result<StagingPool> {
