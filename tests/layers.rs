@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Rooms from the bottom up; those of one line do not know each other.
 const LAYERS: &[&[&str]] = &[
-    &["dtype", "extent", "digest", "fallback", "setting"],
+    &["dtype", "extent", "digest", "fallback", "setting", "setters"],
     &["fault", "convert"],
     &["error"],
     &["os"],

@@ -11,7 +11,7 @@ use vramp::load::{Cancel, Convert, Loaded, Loader, Observer, TransferOptions};
 use vramp::memory::staging::StagingPool;
 use vramp::plan::{LoadPlan, RouteChoice};
 use vramp::report::Staging;
-use vramp::storage::{Completed, Fallbacks, QueueOptions, Read, ReadQueue, Route, Target, queue};
+use vramp::storage::{Completed, Fallbacks, QueueOptions, Read, ReadQueue, ReadTarget, Route, queue};
 use vramp::testing::{
     FaultySource, Gate, LazyDevice, MemoryFile, Pace, PacedDevice, Random, ShuffledQueue, Synthetic, Trouble, watched,
 };
@@ -92,7 +92,7 @@ struct Log {
 }
 
 impl ReadQueue for Spy {
-    fn submit(&mut self, read: Read, target: Target) {
+    fn submit(&mut self, read: Read, target: ReadTarget) {
         let mut log = self.log.lock().unwrap();
         log.in_flight += 1;
         log.most_in_flight = log.most_in_flight.max(log.in_flight);

@@ -21,7 +21,7 @@ use crate::device::{InFlight, Piece, Region, Stream, Uploaded};
 use crate::error::{Error, Result};
 use crate::memory::staging::{StagingBuffer, StagingPool};
 use crate::plan::{Landing, LoadPlan, PlacedPiece, Transfer};
-use crate::storage::{Completed, Lane, Read, ReadQueue, Target};
+use crate::storage::{Completed, Lane, Read, ReadQueue, ReadTarget};
 
 /// Transfers of one kind of route, in order; the kinds run side by side.
 #[derive(Default)]
@@ -173,12 +173,12 @@ impl<'a> Run<'a> {
     }
 
     /// The place for the bytes of a transfer; `None` while every staging buffer is in use.
-    fn target(&mut self, index: usize) -> Option<Target> {
+    fn target(&mut self, index: usize) -> Option<ReadTarget> {
         match self.plan.transfers[index].landing {
             Landing::InPlace { .. } => {
-                self.regions.get_mut(self.first_region[index]).and_then(Option::take).map(Target::InPlace)
+                self.regions.get_mut(self.first_region[index]).and_then(Option::take).map(ReadTarget::InPlace)
             }
-            Landing::Staged { .. } => self.pool.and_then(StagingPool::acquire).map(Target::Staging),
+            Landing::Staged { .. } => self.pool.and_then(StagingPool::acquire).map(ReadTarget::Staging),
         }
     }
 
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
             }
         };
         self.meter.tracer.transfer(TraceLane::Reader(route), "read", span, transfer, transfer.len);
-        let staged = matches!(target, Target::Staging(_));
+        let staged = matches!(target, ReadTarget::Staging(_));
         self.meter.read_ended(route, transfer.len, busy, staged);
         if let Err(error) = self.files.transfer_done(transfer.shard) {
             self.fail(error);
@@ -225,12 +225,12 @@ impl<'a> Run<'a> {
             return;
         }
         match target {
-            Target::InPlace(region) => {
+            ReadTarget::InPlace(region) => {
                 region.finish();
                 self.arrived(transfer.len);
             }
-            Target::Staging(buffer) => self.upload(id, buffer),
-            Target::Lost => {
+            ReadTarget::Staging(buffer) => self.upload(id, buffer),
+            ReadTarget::Lost => {
                 self.fail(Error::Poisoned { what: "a read without its target succeeded" });
             }
         }

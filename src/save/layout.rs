@@ -67,7 +67,7 @@ pub struct Layout {
     /// The tensors, as they were given.
     pub tensors: Vec<Outline>,
     /// The files, in the order in which they are written.
-    pub shards: Vec<Shard>,
+    pub shards: Vec<ShardLayout>,
     /// Bytes of all tensors.
     pub bytes: u64,
 }
@@ -75,7 +75,7 @@ pub struct Layout {
 /// One file of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Shard {
+pub struct ShardLayout {
     /// The bytes before the tensors: the header and its length.
     pub header: Vec<u8>,
     /// The tensors in the order of their bytes: indices into [`Layout::tensors`].
@@ -100,7 +100,8 @@ impl Layout {
     /// does not fill bytes, a name given twice. [`Error::Limit`] for a header that no reader takes.
     pub fn new(to: &Path, tensors: Vec<Outline>, notes: &Notes, max_shard_bytes: u64) -> Result<Layout> {
         let sizes = check(to, &tensors, notes)?;
-        let shards = divide(&sizes, max_shard_bytes).into_iter().map(|shard| Shard::new(to, shard, &tensors, notes));
+        let shards =
+            divide(&sizes, max_shard_bytes).into_iter().map(|shard| ShardLayout::new(to, shard, &tensors, notes));
         let shards = shards.collect::<Result<Vec<_>>>()?;
         let bytes = sizes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         Ok(Layout { tensors, shards, bytes })
@@ -113,7 +114,7 @@ impl Layout {
 
     /// The `index.json` of the files, given their names.
     pub fn index(&self, names: &[String]) -> String {
-        let of = |(shard, file): (&Shard, &String)| {
+        let of = |(shard, file): (&ShardLayout, &String)| {
             let name = |&at: &usize| Some((self.tensors.get(at)?.name.to_string(), file.clone()));
             shard.tensors.iter().filter_map(name).collect::<Vec<_>>()
         };
@@ -202,8 +203,8 @@ fn divide(sizes: &[u64], max_shard_bytes: u64) -> Vec<Vec<usize>> {
 
 // ---- one file
 
-impl Shard {
-    fn new(to: &Path, mut tensors: Vec<usize>, outlines: &[Outline], notes: &Notes) -> Result<Shard> {
+impl ShardLayout {
+    fn new(to: &Path, mut tensors: Vec<usize>, outlines: &[Outline], notes: &Notes) -> Result<ShardLayout> {
         let outline = |at: &usize| outlines.get(*at);
         tensors
             .sort_by_cached_key(|at| outline(at).map(|it| (std::cmp::Reverse(rank(&it.dtype)), Arc::clone(&it.name))));
@@ -223,7 +224,7 @@ impl Shard {
         let mut header = header_bytes.to_le_bytes().to_vec();
         header.extend_from_slice(text.as_bytes());
         header.resize(usize::try_from(start).unwrap_or(usize::MAX), b' '); // start is below the limit
-        Ok(Shard { header, tensors, bytes: start.saturating_add(data) })
+        Ok(ShardLayout { header, tensors, bytes: start.saturating_add(data) })
     }
 }
 
@@ -350,7 +351,7 @@ mod tests {
             let made = layout(&tensors, max).unwrap();
             let all: Vec<usize> = made.shards.iter().flat_map(|shard| shard.tensors.clone()).collect();
             prop_assert_eq!(all, (0..sizes.len()).collect::<Vec<_>>());
-            let held = |shard: &Shard| shard.tensors.iter().map(|&at| sizes[at] as u64).sum::<u64>();
+            let held = |shard: &ShardLayout| shard.tensors.iter().map(|&at| sizes[at] as u64).sum::<u64>();
             for shard in &made.shards {
                 assert!(held(shard) <= max || shard.tensors.iter().filter(|&&at| sizes[at] > 0).count() <= 1);
                 assert!(!shard.tensors.is_empty() || sizes.is_empty());

@@ -28,7 +28,7 @@ use std::path::Path;
 
 pub use convert::convert;
 pub use input::{Bytes, Input};
-pub use layout::{Layout, Notes, Outline, Shard};
+pub use layout::{Layout, Notes, Outline, ShardLayout};
 pub use leftovers::Leftovers;
 #[doc(hidden)]
 pub use leftovers::write_file;

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::layout::{Layout, Shard};
+use super::layout::{Layout, ShardLayout};
 use crate::digest::{Digest, Hasher};
 
 /// The digests of a file's tensors, in the making.
@@ -18,7 +18,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    pub(super) fn of(shard: &Shard, layout: &Layout) -> Sums {
+    pub(super) fn of(shard: &ShardLayout, layout: &Layout) -> Sums {
         let tensors = shard.tensors.iter().filter_map(|&at| layout.tensors.get(at));
         let tensors = tensors.map(|tensor| (Some(Arc::clone(&tensor.name)), tensor.bytes().unwrap_or(0)));
         let parts = std::iter::once((None, shard.header.len() as u64)).chain(tensors).collect();

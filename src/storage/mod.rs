@@ -34,7 +34,7 @@ pub use queue::{Engine, QueueOptions};
 #[doc(hidden)]
 pub use queue::{ThreadQueue, queue};
 #[doc(hidden)]
-pub use read::{Completed, Read, ReadQueue, Target};
+pub use read::{Completed, Read, ReadQueue, ReadTarget};
 pub use residency::Residency;
 pub use route::{Lane, Route};
 pub use version::Version;

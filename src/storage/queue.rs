@@ -13,7 +13,7 @@ use std::thread;
 use crossbeam_channel::Receiver;
 
 use super::gpu_direct::GPU_DIRECT;
-use super::read::{Completed, Read, ReadQueue, Target};
+use super::read::{Completed, Read, ReadQueue, ReadTarget};
 use super::route::Lane;
 use super::uring::Ring;
 use super::workers::{Job, Outlet, Workers};
@@ -161,12 +161,12 @@ impl ThreadQueue {
 }
 
 impl ReadQueue for ThreadQueue {
-    fn submit(&mut self, read: Read, target: Target) {
+    fn submit(&mut self, read: Read, target: ReadTarget) {
         self.in_flight += 1;
         let job = Job { read, target };
         match (job.read.source.route().lane(), &job.target) {
-            (Lane::Direct, Target::InPlace(_)) => self.populate.send(job),
-            (Lane::Direct, Target::Staging(_) | Target::Lost) => self.inlet().send(job),
+            (Lane::Direct, ReadTarget::InPlace(_)) => self.populate.send(job),
+            (Lane::Direct, ReadTarget::Staging(_) | ReadTarget::Lost) => self.inlet().send(job),
             (Lane::Device, _) => self.gpu_direct.send(job),
             (Lane::PageCache, _) => self.page_cache.send(job),
         }
@@ -361,13 +361,15 @@ mod tests {
                 let pool = StagingPool::new(2, 200_000).unwrap();
                 let mut queue = queue(&options(engine), Some(&pool), &Fallbacks::default());
                 let read = |id, len| Read { id, source: Arc::clone(&source), offset: 0, len };
-                queue.submit(read(1, 200_000), Target::Staging(pool.acquire().unwrap()));
-                queue.submit(read(2, 100_000), Target::Staging(pool.acquire().unwrap()));
+                queue.submit(read(1, 200_000), ReadTarget::Staging(pool.acquire().unwrap()));
+                queue.submit(read(2, 100_000), ReadTarget::Staging(pool.acquire().unwrap()));
                 for _ in 0..2 {
                     let done = queue.complete().unwrap();
                     match (done.id, done.outcome, done.target) {
                         (1, Err(Error::Changed { what, .. }), _) => assert!(what.contains("200000"), "{what}"),
-                        (2, Ok(_), Target::Staging(buffer)) => assert!(buffer.bytes()[..100_000] == bytes[..100_000]),
+                        (2, Ok(_), ReadTarget::Staging(buffer)) => {
+                            assert!(buffer.bytes()[..100_000] == bytes[..100_000])
+                        }
                         (id, outcome, _) => panic!("read {id}: {outcome:?}"),
                     }
                 }
@@ -413,10 +415,10 @@ mod tests {
                     let pool = StagingPool::new(2, 4096).unwrap();
                     let mut queue = queue(&options(engine), Some(&pool), &Fallbacks::default());
                     let source = memory(route, Trouble::PanicAt(0));
-                    queue.submit(read(5, &source), Target::Staging(pool.acquire().unwrap()));
+                    queue.submit(read(5, &source), ReadTarget::Staging(pool.acquire().unwrap()));
                     let done = queue.complete().unwrap();
                     assert!(matches!(done.outcome, Err(Error::Poisoned { .. })), "{:?}", done.outcome);
-                    queue.submit(read(6, &source), Target::Staging(pool.acquire().unwrap()));
+                    queue.submit(read(6, &source), ReadTarget::Staging(pool.acquire().unwrap()));
                     assert_eq!(queue.complete().unwrap().outcome.unwrap(), route, "the reader lives on");
                 }
             }
@@ -436,7 +438,7 @@ mod tests {
                 let pool = StagingPool::new(20, 4096).unwrap();
                 let mut queue = ThreadQueue::new(&options(Engine::Threads));
                 for id in 0..20 {
-                    queue.submit(read(id, &source), Target::Staging(pool.acquire().unwrap()));
+                    queue.submit(read(id, &source), ReadTarget::Staging(pool.acquire().unwrap()));
                 }
                 gate.wait_for(3);
                 queue.outlet.cancel(); // as the drop does first; the gate may open only after that
@@ -458,11 +460,11 @@ mod tests {
             for (id, region) in regions.into_iter().enumerate() {
                 let len = usize::try_from(region.len()).unwrap();
                 let read = Read { id, source: file.source(Route::Direct), offset: region.range().start, len };
-                queue.submit(read, Target::InPlace(region));
+                queue.submit(read, ReadTarget::InPlace(region));
             }
             while let Some(done) = queue.complete() {
                 done.outcome.unwrap();
-                let Target::InPlace(region) = done.target else { panic!("another target") };
+                let ReadTarget::InPlace(region) = done.target else { panic!("another target") };
                 region.finish();
             }
             assert!(written.view(0..3 << 20).unwrap().bytes().unwrap() == bytes);
@@ -476,12 +478,12 @@ mod tests {
         // Put in line past `send`, as if no thread could be had.
         let pool = StagingPool::new(1, 4096).unwrap();
         let source = MemoryFile::new("a", vec![7; 5000]).source(Route::Buffered);
-        let job = Job { read: read(1, &source), target: Target::Staging(pool.acquire().unwrap()) };
+        let job = Job { read: read(1, &source), target: ReadTarget::Staging(pool.acquire().unwrap()) };
         lane.state.lock().unwrap().line.as_ref().unwrap().0.send(job).unwrap();
         lane.serve_here();
         assert_eq!(results.try_recv().unwrap().outcome.unwrap(), Route::Buffered);
         lane.close();
-        let job = Job { read: read(2, &source), target: Target::Staging(pool.acquire().unwrap()) };
+        let job = Job { read: read(2, &source), target: ReadTarget::Staging(pool.acquire().unwrap()) };
         lane.send(job);
         assert!(matches!(results.try_recv().unwrap().outcome, Err(Error::Cancelled)));
     }

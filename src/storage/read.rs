@@ -25,7 +25,7 @@ pub struct Read {
 
 /// Where the bytes of a read go: the first `len` bytes of the target.
 #[derive(Debug)]
-pub enum Target {
+pub enum ReadTarget {
     /// A staging buffer, to be uploaded.
     Staging(StagingBuffer),
     /// The right place in the arena: one that the host can address, or that the source fills itself ([`Route::GpuDirect`]).
@@ -39,21 +39,21 @@ impl Read {
     ///
     /// # Errors
     /// As [`Source::read_at`]; and when the target is too short or out of the source's reach.
-    pub fn fill(&self, target: &mut Target) -> Result<Route> {
+    pub fn fill(&self, target: &mut ReadTarget) -> Result<Route> {
         match (self.source.as_device_source(), target) {
-            (Some(device), Target::InPlace(region)) => device.read_region(self.offset, self.len as u64, region),
+            (Some(device), ReadTarget::InPlace(region)) => device.read_region(self.offset, self.len as u64, region),
             (_, target) => self.source.read_at(self.offset, target.bytes_mut(self.len)?),
         }
     }
 }
 
-impl Target {
+impl ReadTarget {
     /// The first `len` bytes.
     pub(super) fn bytes_mut(&mut self, len: usize) -> Result<&mut [u8]> {
         let whole = match self {
-            Target::Staging(buffer) => Some(buffer.bytes_mut()),
-            Target::InPlace(region) => region.bytes_mut(),
-            Target::Lost => None,
+            ReadTarget::Staging(buffer) => Some(buffer.bytes_mut()),
+            ReadTarget::InPlace(region) => region.bytes_mut(),
+            ReadTarget::Lost => None,
         };
         let bytes = whole.and_then(|bytes| bytes.get_mut(..len));
         bytes.ok_or(Error::Poisoned { what: "a read's target is too short or out of the host's reach" })
@@ -66,7 +66,7 @@ pub struct Completed {
     /// The number that the read was given.
     pub id: usize,
     /// The target, whatever happened.
-    pub target: Target,
+    pub target: ReadTarget,
     /// The route that was taken, or why there are no bytes.
     pub outcome: Result<Route>,
     /// When a reader or the ring took it up.
@@ -78,7 +78,7 @@ pub struct Completed {
 /// Reads in flight.
 pub trait ReadQueue: Send {
     /// Starts a read. Never blocks on the read itself.
-    fn submit(&mut self, read: Read, target: Target);
+    fn submit(&mut self, read: Read, target: ReadTarget);
 
     /// Waits for the next read to be over, in any order. `None` when none is in flight.
     fn complete(&mut self) -> Option<Completed>;

@@ -23,7 +23,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::file::Parts;
-use super::read::Target;
+use super::read::ReadTarget;
 use super::route::Route;
 use super::workers::{Job, Outlet, Workers};
 use crate::fallback::Fallbacks;
@@ -516,8 +516,8 @@ fn register(ring: &IoUring, pool: &StagingPool) -> io::Result<()> {
 }
 
 /// The registered buffer that a target is, if it is one of this pool.
-fn registered_index(pool: &StagingPool, target: &mut Target) -> Option<u16> {
-    let Target::Staging(buffer) = target else { return None };
+fn registered_index(pool: &StagingPool, target: &mut ReadTarget) -> Option<u16> {
+    let ReadTarget::Staging(buffer) = target else { return None };
     is_of(pool, buffer).then(|| u16::try_from(buffer.index()).ok()).flatten()
 }
 
@@ -598,17 +598,17 @@ mod tests {
         let ring = required(Feature::Uring, Ring::start_with(4, Some(&pool), &notes, &outlet, &lane, enter))?;
         for id in 0..12 {
             let read = Read { id, source: Arc::clone(&source), offset: (id * BLOCK) as u64, len: BLOCK };
-            ring.send(Job { read, target: Target::Staging(pool.acquire().unwrap()) });
+            ring.send(Job { read, target: ReadTarget::Staging(pool.acquire().unwrap()) });
         }
         let mut found = vec![Err("no answer".to_owned()); 12];
         for _ in 0..12 {
             let done = results.recv().unwrap();
             found[done.id] = match (done.outcome, done.target) {
-                (Ok(_), Target::Staging(buffer)) => {
+                (Ok(_), ReadTarget::Staging(buffer)) => {
                     assert!(buffer.bytes() == &bytes[done.id * BLOCK..][..BLOCK], "read {}", done.id);
                     Ok(())
                 }
-                (Err(error), Target::Lost) => Err(error.to_string()),
+                (Err(error), ReadTarget::Lost) => Err(error.to_string()),
                 other => panic!("{other:?}"),
             };
         }

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::read::{Completed, Read, Target};
+use super::read::{Completed, Read, ReadTarget};
 use super::route::Route;
 use crate::error::{Error, Result};
 
 /// A read with its target, on its way through the lanes.
 pub(super) struct Job {
     pub(super) read: Read,
-    pub(super) target: Target,
+    pub(super) target: ReadTarget,
 }
 
 impl Job {
@@ -25,7 +25,7 @@ impl Job {
     }
 
     pub(super) fn populate(&self) {
-        if let Target::InPlace(region) = &self.target {
+        if let ReadTarget::InPlace(region) = &self.target {
             region.populate();
         }
     }
@@ -41,7 +41,7 @@ impl Job {
 
     /// Ends a job whose target the kernel may still write: that is never freed.
     pub(super) fn end_lost(mut self, source: &std::io::Error, started: Instant) -> Completed {
-        std::mem::forget(std::mem::replace(&mut self.target, Target::Lost));
+        std::mem::forget(std::mem::replace(&mut self.target, ReadTarget::Lost));
         let message = format!("the kernel took the read and then refused to give its answer: {source}");
         self.end(Err(Error::Device { device: "io_uring".to_owned(), op: "read", message }), started)
     }

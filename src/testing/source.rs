@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::memory::HostBlock;
 use crate::memory::staging::StagingPool;
 use crate::storage::{
-    Completed, FileSystem, Limits, OpenFile, Read, ReadQueue, Residency, Route, Source, Target, Version,
+    Completed, FileSystem, Limits, OpenFile, Read, ReadQueue, ReadTarget, Residency, Route, Source, Version,
 };
 
 // ------------------------------------------------------------------------------------------------ suites
@@ -126,13 +126,13 @@ fn staged_reads_come_back_once(
         while let Some(buffer) = (next < reads.len()).then(|| pool.acquire()).flatten() {
             let (offset, len) = reads[next];
             let read = Read { id: next, source: Arc::clone(source), offset: offset as u64, len };
-            queue.submit(read, Target::Staging(buffer));
+            queue.submit(read, ReadTarget::Staging(buffer));
             next += 1;
         }
         let done = queue.complete().expect("a read is in flight");
         done.outcome.unwrap();
         let (offset, len) = reads[done.id];
-        let Target::Staging(buffer) = done.target else { panic!("another kind of target came back") };
+        let ReadTarget::Staging(buffer) = done.target else { panic!("another kind of target came back") };
         assert!(buffer.bytes()[..len] == expected[offset..offset + len], "read {} at {offset}", done.id);
         assert!(!std::mem::replace(&mut seen[done.id], true), "read {} came back twice", done.id);
         left -= 1;
@@ -150,12 +150,12 @@ fn in_place_reads_come_back_once(queue: &mut dyn ReadQueue, source: &Arc<dyn Sou
     for (id, region) in regions.into_iter().enumerate() {
         let len = usize::try_from(region.len()).unwrap();
         let read = Read { id, source: Arc::clone(source), offset: region.range().start, len };
-        queue.submit(read, Target::InPlace(region));
+        queue.submit(read, ReadTarget::InPlace(region));
     }
     for _ in &ranges {
         let done = queue.complete().expect("a read is in flight");
         done.outcome.unwrap();
-        let Target::InPlace(region) = done.target else { panic!("another kind of target came back") };
+        let ReadTarget::InPlace(region) = done.target else { panic!("another kind of target came back") };
         assert_eq!(region.range(), ranges[done.id]);
         region.finish();
     }
@@ -167,7 +167,7 @@ fn errors_come_back_with_their_target(queue: &mut dyn ReadQueue, pool: &StagingP
     let outside = Read { id: 71, source: Arc::clone(source), offset: source.len(), len: 4096 };
     let too_long = Read { id: 72, source: Arc::clone(source), offset: 0, len: pool.buffer_bytes() + 1 };
     for read in [outside, too_long] {
-        queue.submit(read, Target::Staging(pool.acquire().unwrap()));
+        queue.submit(read, ReadTarget::Staging(pool.acquire().unwrap()));
     }
     let mut failed: Vec<usize> = (0..2)
         .map(|_| {
@@ -183,7 +183,7 @@ fn errors_come_back_with_their_target(queue: &mut dyn ReadQueue, pool: &StagingP
 fn dropping_gives_the_targets_back(mut queue: Box<dyn ReadQueue>, pool: &StagingPool, source: &Arc<dyn Source>) {
     let len = usize::try_from(source.len()).unwrap().min(pool.buffer_bytes());
     while let Some(buffer) = pool.acquire() {
-        queue.submit(Read { id: 0, source: Arc::clone(source), offset: 0, len }, Target::Staging(buffer));
+        queue.submit(Read { id: 0, source: Arc::clone(source), offset: 0, len }, ReadTarget::Staging(buffer));
     }
     drop(queue);
 }
@@ -482,7 +482,7 @@ impl Source for FaultySource {
 /// A queue that reads in the caller's own thread and gives reads back in an order that follows from its seed.
 pub struct ShuffledQueue {
     random: Random,
-    waiting: Vec<(Read, Target)>,
+    waiting: Vec<(Read, ReadTarget)>,
     depth: usize,
 }
 
@@ -494,7 +494,7 @@ impl ShuffledQueue {
 }
 
 impl ReadQueue for ShuffledQueue {
-    fn submit(&mut self, read: Read, target: Target) {
+    fn submit(&mut self, read: Read, target: ReadTarget) {
         self.waiting.push((read, target));
     }
 

@@ -12,7 +12,7 @@ use swcuda::{Config, HostClock};
 use vramp::checkpoint::{Checkpoint, Selection};
 use vramp::load::{Loaded, Loader, TransferOptions};
 use vramp::report::Staging;
-use vramp::storage::{Completed, Read, ReadQueue, Target};
+use vramp::storage::{Completed, Read, ReadQueue, ReadTarget};
 use vramp::testing::watched;
 
 use super::Rig;
@@ -47,14 +47,14 @@ pub(super) struct Pace {
 
 /// Reads that take the time that a rate says, one after the other, and bring nothing.
 struct PacedQueue {
-    waiting: VecDeque<(Read, Target, Duration)>,
+    waiting: VecDeque<(Read, ReadTarget, Duration)>,
     bytes_per_s: f64,
     pace: Arc<Mutex<Pace>>,
     clock: HostClock,
 }
 
 impl ReadQueue for PacedQueue {
-    fn submit(&mut self, read: Read, target: Target) {
+    fn submit(&mut self, read: Read, target: ReadTarget) {
         let (now, takes) = (self.clock.now(), Duration::from_secs_f64(read.len as f64 / self.bytes_per_s));
         let mut pace = self.pace.lock().unwrap();
         pace.busy += takes;

@@ -12,7 +12,7 @@ use vramp::device::{CpuDevice, Device, Region};
 use vramp::error::{Error, Result};
 use vramp::load::Cancel;
 use vramp::memory::staging::StagingPool;
-use vramp::storage::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, Route, Source, Target, queue};
+use vramp::storage::{Engine, Fallbacks, OpenFile, QueueOptions, Read, ReadQueue, ReadTarget, Route, Source, queue};
 
 /// How much of the files a sample reads.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +123,7 @@ pub(super) fn to_staging(
     let mut queue = way.queue(Some(&pool), fallbacks);
     let mut reading = Reading::begin(portion, cancel);
     while let Some(buffer) = pool.acquire() {
-        reading.submit(&mut *queue, tape, way, Target::Staging(buffer));
+        reading.submit(&mut *queue, tape, way, ReadTarget::Staging(buffer));
     }
     while let Some(completed) = queue.complete() {
         completed.outcome?;
@@ -191,7 +191,7 @@ impl Reading<'_> {
         }
     }
 
-    fn submit(&mut self, queue: &mut dyn ReadQueue, tape: &mut Tape, way: &ReadWay, target: Target) {
+    fn submit(&mut self, queue: &mut dyn ReadQueue, tape: &mut Tape, way: &ReadWay, target: ReadTarget) {
         let (source, offset, len) = tape.next(way);
         self.count += 1;
         self.submitted += len as u64;
@@ -201,7 +201,7 @@ impl Reading<'_> {
     /// Fills the beginning of a region with the next stretch, or all of it where that is long enough.
     fn submit_into(&mut self, queue: &mut dyn ReadQueue, tape: &mut Tape, way: &ReadWay, region: Region) {
         let block_bytes = region.len().min(way.block_bytes);
-        self.submit(queue, tape, &ReadWay { block_bytes, ..*way }, Target::InPlace(region));
+        self.submit(queue, tape, &ReadWay { block_bytes, ..*way }, ReadTarget::InPlace(region));
     }
 
     fn end(self) -> Sample {
