@@ -5,7 +5,8 @@
 use std::collections::HashSet;
 
 use crate::contained::Count;
-use crate::objects::{Key, Meaning, Objects, ROOT, UNKNOWN, What, Wrappers};
+use crate::meaning::Wrappers;
+use crate::objects::{Key, Meaning, Objects, ROOT, UNKNOWN, What};
 use crate::pickle::Id;
 
 /// How the reason of a module that was pickled as a whole begins.

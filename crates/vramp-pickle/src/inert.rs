@@ -7,8 +7,9 @@
 use crate::calls::Judge;
 use crate::dense::{Rebuilt, rebuilt};
 use crate::finding::{Finding, Severity};
+use crate::meaning::is_container;
 use crate::numpy;
-use crate::objects::{Objects, is_container};
+use crate::objects::Objects;
 use crate::pickle::{Call, Danger, Id, Sight, Walk, globals, walk, walk_within};
 use crate::pickled::{Pickled, of_broken, of_objection};
 use crate::sharded;

@@ -16,10 +16,13 @@ mod concat;
 mod contained;
 pub mod dcp;
 mod dense;
+mod entries;
 pub mod finding;
+mod gather;
 mod inert;
 mod kinds;
 mod legacy;
+mod meaning;
 mod members;
 mod module;
 mod nested;
@@ -30,14 +33,12 @@ mod pickled;
 pub mod read;
 pub mod recipe;
 mod recognise;
-mod scan;
 mod sharded;
 mod storages;
 pub mod sums;
 mod tar;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod unpack;
 pub mod zip;
 
 pub use aside::{Aside, Loss, WHOLE_MODEL};

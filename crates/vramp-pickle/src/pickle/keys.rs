@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::walk::Walk;
+use super::reached::Walk;
 use super::{Arena, Broken, Id, Value};
 use crate::finding::Severity;
 

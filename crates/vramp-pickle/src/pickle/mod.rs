@@ -13,6 +13,7 @@ mod keys;
 mod literals;
 mod machine;
 mod preview;
+mod reached;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -20,8 +21,9 @@ mod walk;
 
 pub use globals::Danger;
 pub use machine::{run, run_skipping};
+pub use reached::Walk;
+pub use walk::walk;
 pub(crate) use walk::{Sight, walk_within};
-pub use walk::{Walk, walk};
 
 use crate::finding::Severity;
 

@@ -2,31 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::reached::Walk;
 use super::{Arena, Broken, Call, Id, MAX_DEPTH, MAX_EXPANDED, Value, keys};
 use crate::finding::Severity;
-
-/// What was found on the way.
-#[derive(Debug, Default)]
-pub struct Walk {
-    /// For each value of the arena: whether the result holds it.
-    reached: Vec<bool>,
-    /// Those that were met and not looked into.
-    closed: HashSet<Id>,
-    /// Why the result cannot be used.
-    pub broken: Option<Broken>,
-}
-
-impl Walk {
-    /// Whether the result holds the value.
-    pub fn reaches(&self, id: Id) -> bool {
-        self.reached.get(id as usize).copied().unwrap_or(false)
-    }
-
-    /// Whether the walk looked into the value.
-    pub fn enters(&self, id: Id) -> bool {
-        self.reaches(id) && !self.closed.contains(&id)
-    }
-}
 
 /// How far a walk looks into a value.
 pub(crate) enum Sight {

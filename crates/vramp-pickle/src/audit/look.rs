@@ -1,131 +1,26 @@
-//! What a file would do to a program that trusts it: every global that its pickles name, every oddity of its container, found
-//! without executing anything.
-//!
-//! It looks at content, and at what other readers could take the file for: members under a second name, bytes before, between and
-//! after members, archives in comments. One extension counts: a `.distcp` file is read item by item, and as a whole only where the
-//! `.metadata` beside it says so. Everything found stays in one list; [`Verdict`] is the worst of it. It never says that a file is
-//! harmless, only that it holds nothing but what is on the allow-list.
+//! Which readers look at a file, by its content: pickles, archives, stacks, text, parts of distributed checkpoints. What they find
+//! goes into an [`Audit`]; nothing is executed.
 
-use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use serde::Serialize;
 use vramp_text::lookalike::{self, Foreign};
 
-use crate::assemble::Assembly;
+use super::data::{Audit, afford};
+use super::names::{FOREIGN, WEIGHTS, end_of_name};
+use super::scan::{MOST_PICKLES, Place};
+use super::unpack::MOST_NESTED;
 use crate::bytes::{Bytes, Memory, Section, read_vec};
 use crate::dcp::{self, Description};
 use crate::finding::{Finding, Severity};
 use crate::legacy::Stack;
 use crate::objects::Objects;
-use crate::pickle::{Danger, Id, MAX_PICKLE_BYTES};
-pub use crate::pickled::NamedGlobal;
-use crate::pickled::{MOST_NAMES, Pickled};
-use crate::recipe::Storage;
-use crate::scan::{MOST_PICKLES, Place};
 use crate::storages::Declared;
-use crate::unpack::MOST_NESTED;
 use crate::{BEGINNING, Kind, hides_archive, is_safetensors, legacy, recognise, tar};
 
-/// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
-const MOST_FINDINGS: usize = 2500;
-/// Bytes of archives within archives that are looked at beyond four times those of their file.
-const SPARE_INNER_BYTES: u64 = 16 << 20;
 /// Bytes of items that are looked at beyond twice those of their file.
 const SPARE_BYTES: u64 = 64 << 20;
-
-/// Ends of names of files that are unpickled, or taken for weights without asking.
-#[rustfmt::skip]
-pub const WEIGHTS: &[&str] =
-    &["bin", "ckpt", "distcp", "joblib", "mar", "pickle", "pkl", "pt", "pt2", "pth", "ptl", "safetensors", "t7", "th"];
-/// Ends of names of weights in formats that are not looked into.
-pub const FOREIGN: &[&str] = &["ggml", "gguf", "h5", "keras", "msgpack", "npy", "npz", "onnx", "tflite"];
-/// Ends of names of files that are not all there.
-const PARTIAL: &[&str] = &["aria2", "crdownload", "download", "incomplete", "part", "partial", "tmp"];
-
-/// The end of a file's name in lower case, without those of downloads that are not over.
-pub fn end_of_name(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
-    let mut ends = name.split('.').skip(1).collect::<Vec<_>>();
-    while ends.last().is_some_and(|end| PARTIAL.contains(end)) {
-        ends.pop();
-    }
-    ends.pop().map(str::to_owned)
-}
-
-/// The worst that was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Verdict {
-    /// Contains only allow-listed constructs.
-    Clean,
-    /// The same, and something worth knowing.
-    Notice,
-    /// Damaged, or against the rules of its format.
-    Malformed,
-    /// Not what an honest writer of weights makes.
-    Suspicious,
-    /// Names something that is known to run code.
-    Dangerous,
-}
-
-/// Tensors of one element type.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct OfType {
-    /// How many there are.
-    pub tensors: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-/// What an audit of one file found.
-#[derive(Debug, Clone, Serialize)]
-pub struct Audit {
-    /// The file; what of its path is no UTF-8 is replaced.
-    #[serde(serialize_with = "lossy")]
-    pub path: PathBuf,
-    /// What it is: `torch-zip`, `torch-legacy`, `torchscript`, `torch-export`, `torch-package`, `model-archive`, `zip` (another
-    /// archive), `pickle`, `tar`, `safetensors` or `unknown`.
-    pub format: &'static str,
-    /// The worst finding.
-    pub verdict: Verdict,
-    /// The pickle protocol, where there is a pickle.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<u8>,
-    /// Every name that its pickles hold.
-    pub globals: Vec<NamedGlobal>,
-    /// Everything that was found.
-    pub findings: Vec<Finding>,
-    /// The tensors, by element type.
-    pub tensors: BTreeMap<String, OfType>,
-    /// Groups of tensors over the same storage.
-    pub shared: Vec<Vec<std::sync::Arc<str>>>,
-    /// Bytes of storages that no tensor has.
-    pub bytes_in_no_tensor: u64,
-    /// Whether checksums could be compared: `checked`, `absent`, `none` (the format has none).
-    pub crc: &'static str,
-    /// Where each name stands in `globals`.
-    #[serde(skip)]
-    known: HashMap<(String, String), usize>,
-    /// Findings that are kept, of each severity.
-    #[serde(skip)]
-    kept: BTreeMap<Severity, usize>,
-    /// Bytes of members that may still be run: members that share bytes make much of a small file.
-    #[serde(skip)]
-    pub(crate) spare: u64,
-    /// Bytes of archives within archives that may still be looked at.
-    #[serde(skip)]
-    pub(crate) inner: u64,
-    /// What was found in parts that are files of their own.
-    #[serde(skip)]
-    pub(crate) parts: Vec<Finding>,
-    /// Start and end of the archives that were looked at, where there are several.
-    #[serde(skip)]
-    pub(crate) archives: HashSet<(u64, u64)>,
-}
 
 /// Which parts of which files of a folder are read for themselves, as its `.metadata` says (or one for each rank): a distributed checkpoint is unpickled item
 /// by item, wherever in a file an item lies.
@@ -200,56 +95,21 @@ pub fn audit_bytes(bytes: &[u8]) -> io::Result<Audit> {
     Ok(audit.judged())
 }
 
-#[allow(clippy::ptr_arg)] // as serde wants it
-fn lossy<S: serde::Serializer>(path: &PathBuf, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_str(&path.to_string_lossy())
+fn is_cut_safetensors(beginning: &[u8]) -> bool {
+    beginning.get(8) == Some(&b'{') && lookalike::recognise(beginning).is_none()
 }
 
-impl Verdict {
-    fn of(findings: &[Finding]) -> Verdict {
-        match findings.iter().map(|finding| finding.severity).max() {
-            None => Verdict::Clean,
-            Some(Severity::Notice) => Verdict::Notice,
-            Some(Severity::Malformed) => Verdict::Malformed,
-            Some(Severity::Suspicious) => Verdict::Suspicious,
-            Some(Severity::Dangerous) => Verdict::Dangerous,
-        }
-    }
+/// Whether only the rest of the file is missing: text that happens to have a brace there is none.
+/// Whether nothing but blanks follows byte `end`.
+fn ends_with(bytes: &dyn Bytes, end: usize) -> io::Result<bool> {
+    const MOST_BLANKS: u64 = 64;
+    let left = bytes.len().saturating_sub(end as u64);
+    Ok(left <= MOST_BLANKS && read_vec(bytes, end as u64, left)?.iter().all(u8::is_ascii_whitespace))
 }
 
 impl Audit {
-    pub(crate) fn new(path: &Path, len: u64) -> Audit {
-        Audit {
-            path: path.to_owned(),
-            format: "unknown",
-            verdict: Verdict::Clean,
-            protocol: None,
-            globals: Vec::new(),
-            findings: Vec::new(),
-            tensors: BTreeMap::new(),
-            shared: Vec::new(),
-            bytes_in_no_tensor: 0,
-            crc: "none",
-            known: HashMap::new(),
-            kept: BTreeMap::new(),
-            // Members that share bytes make much of a small file.
-            spare: len.saturating_mul(2).saturating_add(MAX_PICKLE_BYTES),
-            inner: len.saturating_mul(4).saturating_add(SPARE_INNER_BYTES),
-            parts: Vec::new(),
-            archives: HashSet::new(),
-        }
-    }
-
-    pub(crate) fn add(&mut self, finding: Finding) {
-        let kept = self.kept.entry(finding.severity).or_default();
-        if *kept < MOST_FINDINGS && !self.findings.contains(&finding) {
-            *kept += 1;
-            self.findings.push(finding);
-        }
-    }
-
     /// Outside TorchScript Python resolves its names, and no archive holds such classes.
-    fn judge_script(&mut self) {
+    pub(super) fn judge_script(&mut self) {
         let is_script = self.format == "torchscript";
         let names = self.findings.iter_mut().filter(|finding| finding.rule == "torchscript" && !is_script);
         names.for_each(|finding| finding.severity = Severity::Suspicious);
@@ -270,14 +130,6 @@ impl Audit {
         }
         // Each further one is reported for what it is.
         self.pickles(Place::of(bytes, None), 0)
-    }
-
-    fn judged(mut self) -> Audit {
-        self.judge_script();
-        self.findings.append(&mut self.parts);
-        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        self.verdict = Verdict::of(&self.findings);
-        self
     }
 
     /// Recognises the bytes and looks at them as what they are, and as what else they could be taken for: archives one after the
@@ -381,67 +233,6 @@ impl Audit {
         }
     }
 
-    // ---- pickles
-
-    /// Lists names, each once.
-    fn name(&mut self, globals: &[NamedGlobal]) {
-        for global in globals {
-            let next = self.globals.len();
-            // Many unknown names must not leave out what is known to run code.
-            let most = if global.danger == Danger::Dangerous { 2 * MOST_NAMES } else { MOST_NAMES };
-            match self.known.entry(global.key()) {
-                Slot::Occupied(at) => {
-                    if let Some(known) = self.globals.get_mut(*at.get()) {
-                        known.count = known.count.saturating_add(global.count);
-                    }
-                }
-                Slot::Vacant(slot) if next < most => {
-                    slot.insert(next);
-                    self.globals.push(global.clone());
-                }
-                Slot::Vacant(_) => {
-                    let what = format!("more than {MOST_NAMES} different names: not all are listed");
-                    self.add(Finding::suspicious("resource-limit", what));
-                }
-            }
-        }
-    }
-
-    pub(crate) fn take(&mut self, pickled: &Pickled) {
-        self.protocol = self.protocol.max(Some(pickled.ran.protocol));
-        self.name(&pickled.globals);
-        pickled.findings.iter().cloned().for_each(|finding| self.add(finding));
-    }
-
-    pub(crate) fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
-        let stack = Stack::read(bytes)?;
-        stack.pickles.iter().for_each(|pickled| self.take(pickled));
-        stack.findings.iter().cloned().for_each(|finding| self.add(finding));
-        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else {
-            return self.search(Place::of(bytes, None), stack.end);
-        };
-        let mut objects = Objects::new(&pickled.ran.arena);
-        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else {
-            return self.search(Place::of(bytes, None), stack.end);
-        };
-        objects.declare(|_| true);
-        objects.gather(root);
-        let by_key: HashMap<&str, &Declared> =
-            objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
-        let places = match legacy::locate(bytes, stack.end, keys, |key| by_key.get(key).copied())? {
-            Ok(places) => places,
-            Err(finding) => {
-                self.add(finding);
-                self.search(Place::of(bytes, None), stack.end)?;
-                HashMap::new()
-            }
-        };
-        self.tensors(objects, bytes.len(), |declared| places.get(&declared.key).copied());
-        Ok(())
-    }
-
-    // ---- parts of a distributed checkpoint
-
     /// The description of a distributed checkpoint: one that is refused hides which items there are.
     fn description(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
         let refused = dcp::objection(&legacy::run_at(bytes, 0, None)?);
@@ -493,63 +284,32 @@ impl Audit {
         Ok(named.collect())
     }
 
-    // ---- tensors
-
-    pub(crate) fn tensors(&mut self, objects: Objects, file_bytes: u64, place: impl Fn(&Declared) -> Option<Storage>) {
-        let Objects { storages, tensors, aside, findings, .. } = objects;
-        findings.into_iter().for_each(|finding| self.add(finding));
-        for aside in aside.into_iter().filter(|aside| aside.tell) {
-            let unknown = aside.is_unknown();
-            if !unknown {
-                self.add(Finding::notice("not-converted", format!("{:?} is {}", aside.name, aside.why)));
+    pub(crate) fn legacy(&mut self, bytes: &dyn Bytes) -> io::Result<()> {
+        let stack = Stack::read(bytes)?;
+        stack.pickles.iter().for_each(|pickled| self.take(pickled));
+        stack.findings.iter().cloned().for_each(|finding| self.add(finding));
+        let (Some(pickled), Some(keys)) = (stack.object(), stack.keys()) else {
+            return self.search(Place::of(bytes, None), stack.end);
+        };
+        let mut objects = Objects::new(&pickled.ran.arena);
+        let Some(root) = pickled.ran.result.filter(|_| pickled.walk.broken.is_none()) else {
+            return self.search(Place::of(bytes, None), stack.end);
+        };
+        objects.declare(|_| true);
+        objects.gather(root);
+        let by_key: HashMap<&str, &Declared> =
+            objects.storages.values().map(|declared| (declared.key.as_str(), declared)).collect();
+        let places = match legacy::locate(bytes, stack.end, keys, |key| by_key.get(key).copied())? {
+            Ok(places) => places,
+            Err(finding) => {
+                self.add(finding);
+                self.search(Place::of(bytes, None), stack.end)?;
+                HashMap::new()
             }
-        }
-        if tensors.is_empty() {
-            self.add(Finding::notice("no-tensors", "no dense tensor in its object"));
-        }
-        let mut assembly = Assembly::new(file_bytes);
-        let mut used: HashMap<String, (u64, u64)> = HashMap::new();
-        for found in tensors {
-            let id: Id = found.dense.storage;
-            let Some((declared, storage)) = storages.get(&id).and_then(|it| Some((it, place(it)?))) else { continue };
-            let bytes = found.dense.elements().saturating_mul(found.dense.kind.bytes);
-            let of_type = self.tensors.entry(found.dense.kind.dtype.unwrap_or("?").to_owned());
-            let of_type = of_type.or_default();
-            of_type.tensors += 1;
-            of_type.bytes = of_type.bytes.saturating_add(bytes);
-            let used = used.entry(declared.key.clone()).or_insert((0, storage.len));
-            used.0 = used.0.saturating_add(bytes).min(storage.len);
-            assembly.add(found, storage, 0);
-        }
-        let unused: u64 = used.values().map(|(used, all)| all - used).sum();
-        self.bytes_in_no_tensor = self.bytes_in_no_tensor.saturating_add(unused);
-        let assembled = assembly.finish();
-        self.shared = assembled.shared;
-        for finding in assembled.findings {
-            // Two paths with one name are odd to a list of names only.
-            let severity = if finding.rule == "typed-path" { Severity::Notice } else { finding.severity };
-            self.add(Finding { severity, ..finding });
-        }
+        };
+        self.tensors(objects, bytes.len(), |declared| places.get(&declared.key).copied());
+        Ok(())
     }
-}
-
-/// Takes so many bytes from those that may still be looked at, if there are as many.
-pub(crate) fn afford(spare: &mut u64, bytes: u64) -> bool {
-    let rest = spare.checked_sub(bytes);
-    *spare = rest.unwrap_or(*spare);
-    rest.is_some()
-}
-
-/// Whether only the rest of the file is missing: text that happens to have a brace there is none.
-/// Whether nothing but blanks follows byte `end`.
-fn ends_with(bytes: &dyn Bytes, end: usize) -> io::Result<bool> {
-    const MOST_BLANKS: u64 = 64;
-    let left = bytes.len().saturating_sub(end as u64);
-    Ok(left <= MOST_BLANKS && read_vec(bytes, end as u64, left)?.iter().all(u8::is_ascii_whitespace))
-}
-
-fn is_cut_safetensors(beginning: &[u8]) -> bool {
-    beginning.get(8) == Some(&b'{') && lookalike::recognise(beginning).is_none()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use crate::audit::Audit;
+use super::data::Audit;
 use crate::bytes::{Bytes, Section, read_vec};
 use crate::finding::Finding;
 use crate::legacy;

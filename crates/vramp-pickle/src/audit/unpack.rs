@@ -5,14 +5,14 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 
+use super::data::{Audit, afford};
+use super::scan::Place;
 use crate::archive::{Archive, EXPORT, PACKAGE, SERVED};
-use crate::audit::{Audit, afford};
 use crate::bytes::{Ahead, Bytes, Memory, Section, read_vec};
 use crate::finding::{self, Finding, Severity};
 use crate::objects::Objects;
 use crate::pickle::MAX_PICKLE_BYTES;
 use crate::pickled::Pickled;
-use crate::scan::Place;
 use crate::zip::{Entry, Method, Placed};
 use crate::{Kind, concat, legacy, members, recognise};
 
