@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 
 use crate::bytes::Bytes;
+use crate::declared::Declared;
 use crate::finding::Finding;
 use crate::pickle::MAX_PICKLE_BYTES;
 use crate::recipe::Storage;
-use crate::storages::Declared;
 use crate::zip::{Directory, Entry, Method};
 use crate::{members, zip};
 use vramp_text::{Listed, counted, quoted};

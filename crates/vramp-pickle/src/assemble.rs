@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::dense::Dense;
 use crate::finding::Finding;
+use crate::forms::Dense;
 use crate::kinds::Numbers;
 use crate::objects::Found;
 use crate::recipe::{Change, Negate, Piece, Recipe, Storage};

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use crate::dense::{Rebuilt, rebuilt, subclass};
+use crate::forms::{Rebuilt, rebuilt, subclass};
 use crate::pickle::{Arena, Id, globals};
 
 /// Values that are met at most to count: beyond that the number is left out.

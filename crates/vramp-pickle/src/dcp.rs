@@ -11,6 +11,7 @@ use vramp_text::{Listed, quoted};
 use crate::aside::{Aside, Loss};
 use crate::finding::Finding;
 use crate::kinds;
+use crate::nested::{class, numbers};
 use crate::pickle::{Arena, Id};
 use crate::pickled::Pickled;
 use crate::read::{Refused, demand};
@@ -77,20 +78,6 @@ fn damaged<T>(what: impl Into<String>) -> Checked<T> {
 /// The fields of a data class, by name.
 fn field(arena: &Arena, object: Id, name: &str) -> Option<Id> {
     arena.member(arena.as_call(object)?.state?, name)
-}
-
-fn class(arena: &Arena, object: Id) -> &str {
-    let function = arena.as_call(object).map(|call| call.function);
-    function.and_then(|function| arena.as_global(function)).map_or("", |(_, name)| name)
-}
-
-/// A `torch.Size`, or a tuple or list of numbers.
-pub(crate) fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
-    let inner = match arena.as_call(id) {
-        Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
-        _ => id,
-    };
-    arena.as_sequence(inner)?.iter().map(|item| u64::try_from(arena.as_int(*item)?).ok()).collect()
 }
 
 impl Description {

@@ -141,6 +141,15 @@ impl fmt::Display for Finding {
     }
 }
 
+pub(crate) type Checked<T> = Result<T, Finding>;
+
+pub(crate) fn fault<T>(rule: &'static str, what: impl Into<String>) -> Checked<T> {
+    Err(Finding::malformed(rule, what))
+}
+
+/// Findings that are kept.
+pub(crate) const MOST_FINDINGS: usize = 1000;
+
 #[cfg(test)]
 mod tests {
     use super::*;

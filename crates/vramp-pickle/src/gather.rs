@@ -3,13 +3,12 @@
 use std::collections::HashSet;
 
 use crate::aside::{IN_OBJECT, Lost, NOTHING};
-use crate::dense::Dense;
 use crate::finding::Finding;
+use crate::finding::{Checked, MOST_FINDINGS, fault};
+use crate::forms::Dense;
 use crate::meaning::Wrappers;
 use crate::numpy;
-use crate::objects::{
-    Checked, CutFound, Found, Key, MAX_NAME_BYTES, MAX_PATHS, MOST_FINDINGS, Meaning, Objects, fault,
-};
+use crate::objects::{CutFound, Found, Key, MAX_NAME_BYTES, MAX_PATHS, Meaning, Objects};
 use crate::pickle::{Id, Value};
 use crate::sharded::{self, Cut};
 

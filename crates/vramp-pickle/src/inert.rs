@@ -5,8 +5,8 @@
 //! in what is used are refused, and so is, everywhere, what is known to run code. An audit lists all of it.
 
 use crate::calls::Judge;
-use crate::dense::{Rebuilt, rebuilt};
 use crate::finding::{Finding, Severity};
+use crate::forms::{Rebuilt, rebuilt};
 use crate::meaning::is_container;
 use crate::numpy;
 use crate::objects::Objects;

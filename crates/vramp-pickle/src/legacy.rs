@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::io;
 
 use crate::bytes::{Bytes, read_vec};
+use crate::declared::Declared;
 use crate::finding::Finding;
 use crate::pickle::{MAX_PICKLE_BYTES, Value};
 use crate::pickled::Pickled;
 use crate::recipe::Storage;
-use crate::storages::Declared;
 
 /// 0x1950a86a20f9469cfc6c, little-endian, as a pickle of protocol 2 writes it after its PROTO.
 pub(crate) const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";

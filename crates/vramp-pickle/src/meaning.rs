@@ -1,7 +1,8 @@
 //! What one value of a pickle means: a tensor, a container, a module, plain data, or something that is set aside.
 
-use crate::dense::{Other, Rebuilt, SUBCLASS, rebuilt, subclass};
-use crate::objects::{Checked, Meaning, Objects, What, fault};
+use crate::finding::{Checked, fault};
+use crate::forms::{Other, Rebuilt, SUBCLASS, rebuilt, subclass};
+use crate::objects::{Meaning, Objects, What};
 use crate::pickle::{Call, Danger, Id, Value, globals};
 use crate::{nested, numpy};
 

@@ -68,3 +68,17 @@ fn is_plain(name: &str) -> bool {
     let first = letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_');
     first && !name.starts_with("__") && name.len() <= 200 && letters.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
+
+/// A `torch.Size`, or a tuple or list of numbers.
+pub(crate) fn numbers(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+    let inner = match arena.as_call(id) {
+        Some(call) if class(arena, id) == "Size" => *arena.as_tuple(call.arguments)?.first()?,
+        _ => id,
+    };
+    arena.as_sequence(inner)?.iter().map(|item| u64::try_from(arena.as_int(*item)?).ok()).collect()
+}
+
+pub(crate) fn class(arena: &Arena, object: Id) -> &str {
+    let function = arena.as_call(object).map(|call| call.function);
+    function.and_then(|function| arena.as_global(function)).map_or("", |(_, name)| name)
+}

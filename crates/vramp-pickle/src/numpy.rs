@@ -6,7 +6,8 @@
 use std::collections::HashSet;
 
 use crate::finding::Finding;
-use crate::objects::{Checked, Objects, fault};
+use crate::finding::{Checked, fault};
+use crate::objects::Objects;
 use crate::pickle::{Arena, Call, Id, Value};
 
 /// The rule that a damaged array breaks.

@@ -7,13 +7,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::aside::Aside;
+use crate::aside::{Aside, ROOT, UNKNOWN};
 use crate::contained::Below;
-use crate::dense::{Dense, Other};
+use crate::declared::Declared;
 use crate::finding::Finding;
+use crate::forms::{Dense, Other};
 use crate::pickle::{Arena, Id, Value};
 use crate::sharded::Cut;
-use crate::storages::Declared;
 
 /// Steps of paths that are followed, shared parts counted each time.
 pub(crate) const MAX_PATHS: usize = 1 << 20;
@@ -22,8 +22,6 @@ const MOST_NAMES: usize = 1 << 16;
 const MOST_SHARED: usize = 8;
 /// Bytes of all names together: long keys above many tensors multiply.
 pub(crate) const MAX_NAME_BYTES: usize = 128 << 20;
-/// Findings that are kept.
-pub(crate) const MOST_FINDINGS: usize = 1000;
 
 /// What a value is.
 pub(crate) enum Meaning {
@@ -110,16 +108,6 @@ pub(crate) enum Key {
     Root,
     At(usize),
     Of(Id),
-}
-
-/// What the object itself is called, and how the reason of an unknown object begins.
-pub(crate) const ROOT: &str = "the object itself";
-pub(crate) const UNKNOWN: &str = "an unknown object";
-
-pub(crate) type Checked<T> = Result<T, Finding>;
-
-pub(crate) fn fault<T>(rule: &'static str, what: impl Into<String>) -> Checked<T> {
-    Err(Finding::malformed(rule, what))
 }
 
 impl<'a> Objects<'a> {

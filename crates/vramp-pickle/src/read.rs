@@ -10,6 +10,7 @@ use crate::archive::Archive;
 use crate::aside::{Aside, Loss};
 use crate::assemble::{Assembled, Assembly};
 use crate::bytes::{Ahead, Bytes};
+use crate::declared::Declared;
 use crate::finding::{Finding, Severity};
 use crate::inert::{self, Used};
 use crate::legacy::{self, Stack};
@@ -17,7 +18,6 @@ use crate::objects::{CutFound, Objects};
 use crate::pickle::Id;
 use crate::pickled::Pickled;
 use crate::recipe::Storage;
-use crate::storages::Declared;
 use crate::{Kind, tar};
 
 /// What of a file is wanted.

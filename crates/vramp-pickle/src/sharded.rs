@@ -4,8 +4,8 @@
 //! It reads values of a pickle and no file. How boxes follow from placements is PyTorch's arithmetic: `torch.chunk`, one dimension of
 //! the mesh after the other. What cannot be placed for certain (partial sums, ragged strided shards) is refused, never guessed.
 
-use crate::dcp::numbers;
-use crate::objects::{Checked, fault};
+use crate::finding::{Checked, fault};
+use crate::nested::numbers;
 use crate::pickle::{Arena, Id, Value};
 
 /// The rule of what cannot be placed.

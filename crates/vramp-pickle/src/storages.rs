@@ -4,29 +4,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::declared::Declared;
 use crate::finding::Finding;
-use crate::kinds::{self, Kind};
-use crate::objects::{Checked, MOST_FINDINGS, Objects, fault};
+use crate::finding::{Checked, MOST_FINDINGS, fault};
+use crate::kinds;
+use crate::objects::Objects;
 use crate::pickle::{Id, Value};
 use vramp_text::{Listed, quoted};
-
-/// A storage as the pickle declares it.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Declared {
-    pub(crate) key: String,
-    pub(crate) kind: Kind,
-    /// Elements.
-    pub(crate) count: u64,
-    /// A part of the storage that is meant: first element and number of elements.
-    pub(crate) view: Option<(u64, u64)>,
-}
-
-impl Declared {
-    /// Bytes of the whole storage.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.count.saturating_mul(self.kind.bytes)
-    }
-}
 
 impl Objects<'_> {
     /// Reads every storage that the pickle declares and that counts, also one that no tensor has.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::assemble::Assembly;
+use crate::declared::Declared;
 use crate::finding::{Finding, Severity};
 use crate::objects::Objects;
 use crate::pickle::{Danger, Id, MAX_PICKLE_BYTES};
 use crate::pickled::{MOST_NAMES, NamedGlobal, Pickled};
 use crate::recipe::Storage;
-use crate::storages::Declared;
 
 /// Findings of one file that are kept, of each severity: many of one kind must not leave out what is worse.
 const MOST_FINDINGS: usize = 2500;

@@ -13,10 +13,10 @@ use super::scan::{MOST_PICKLES, Place};
 use super::unpack::MOST_NESTED;
 use crate::bytes::{Bytes, Memory, Section, read_vec};
 use crate::dcp::{self, Description};
+use crate::declared::Declared;
 use crate::finding::{Finding, Severity};
 use crate::legacy::Stack;
 use crate::objects::Objects;
-use crate::storages::Declared;
 use crate::{BEGINNING, Kind, hides_archive, is_safetensors, legacy, recognise, tar};
 
 /// Bytes of items that are looked at beyond twice those of their file.
