@@ -25,9 +25,11 @@ pub struct HostBlock {
     mapping_len: usize,
 }
 
-// SAFETY: the block owns its mapping; access goes through the borrow rules of whoever holds the block.
+// SAFETY: the block owns its mapping, which no thread-local state refers to; bytes are reached only by `start`, and each caller
+// of that argues its own access.
 unsafe impl Send for HostBlock {}
-// SAFETY: `&HostBlock` gives out only the address and `populate`, which the kernel serialises.
+// SAFETY: through `&HostBlock` one gets the address, `populate` and `inherit_on_fork`; both ask the kernel, which serialises them and
+// changes no byte.
 unsafe impl Sync for HostBlock {}
 
 impl HostBlock {

@@ -93,14 +93,19 @@ pub fn is_memory_limited() -> bool {
     soft_limit(libc::RLIMIT_AS).or_else(|| soft_limit(libc::RLIMIT_DATA)).is_some()
 }
 
-/// Has all threads allocate from one arena: each further one reserves 64 MiB of address space, which a limit of it counts. For
-/// programs, before they start threads; does nothing without glibc.
-pub fn share_one_arena() {
+/// Lets all threads allocate from one arena: each further arena reserves 64 MiB of address space, which `ulimit -v` counts. For
+/// programs, before they start threads: with more than one thread, and without glibc, it does nothing. Returns whether it did.
+pub fn share_one_arena() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    if threads != 1 || cfg!(not(target_env = "gnu")) {
+        return false;
+    }
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes numbers only, and is called before there are threads.
+    // SAFETY: takes numbers only. It is not thread-safe, and this thread, which starts no other meanwhile, is the only one.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1)
     };
+    true
 }
 
 /// What the threads of a load take of the address space, and the small allocations beside it: a stack for each that a queue, a
@@ -191,6 +196,14 @@ impl MemoryGroup<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_allocator_stays_as_it_is_once_there_are_threads() {
+        std::thread::scope(|scope| {
+            let here = scope.spawn(share_one_arena);
+            assert!(!here.join().unwrap());
+        });
+    }
 
     #[test]
     fn the_tightest_control_group_counts_and_its_page_cache_does_not() {
