@@ -54,8 +54,8 @@ use options::shard_limit;
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("model.safetensors");
 /// let values: Vec<u8> = [1f32, 2.0, 3.0].iter().flat_map(|value| value.to_le_bytes()).collect();
-/// let outline = Outline { name: "bias".into(), dtype: Dtype::F32, shape: [3].into() };
-/// save(&path, &[Input { outline, bytes: Bytes::Host(&values) }], &SaveOptions::default())?;
+/// let bias = Input::new(Outline::new("bias", Dtype::F32, [3]), Bytes::Host(&values));
+/// save(&path, &[bias], &SaveOptions::default())?;
 ///
 /// assert_eq!(load(&path, &Options::default())?.tensor("bias")?.as_slice::<f32>()?, [1.0, 2.0, 3.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
