@@ -1,4 +1,5 @@
-//! vramp loads model weights from storage into memory as fast as the hardware allows, safely, and says what the limit was.
+//! Loads model weights (safetensors, PyTorch) from storage into host or GPU memory as fast as the hardware allows, safely, and reports
+//! what the limit was.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -17,35 +18,35 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The map
+//! # Overview
 //!
 //! | to | use |
 //! |---|---|
-//! | load and be done | [`load::load`] |
+//! | load a checkpoint | [`load::load`] |
 //! | follow a load, stop it, cast floats, choose the device | [`load::Options`] |
 //! | look at a checkpoint without reading tensors | [`Checkpoint::open`](checkpoint::Checkpoint::open) |
 //! | choose tensors, slices, a tensor-parallel rank | [`checkpoint::Selection`] |
-//! | demand exactly the names, shapes and types of a model | [`checkpoint::strict`] |
+//! | require the names, shapes and types of a model | [`checkpoint::strict`] |
 //! | see what a load would do | [`load::Loader::prepare`], [`plan::LoadPlan`] |
-//! | load again and again with warm threads and buffers | [`load::Loader`] |
-//! | use a tensor before the load is over | [`load::Loader::start`] |
+//! | load repeatedly with warm threads and buffers | [`load::Loader`] |
+//! | use a tensor before the load ends | [`load::Loader::start`] |
 //! | write tensors as safetensors, atomically | [`save::save`], [`save::Saving`] |
-//! | write a checkpoint anew: resharded, cast, renamed | [`save::convert`] |
-//! | know what a PyTorch file would run | [`checkpoint::torch::audit`] |
+//! | convert a checkpoint: reshard, cast, rename | [`save::convert`] |
+//! | list what unpickling a PyTorch file would run | [`checkpoint::torch::audit`] |
 //! | borrow tensors from a mapping instead of owning them | [`Checkpoint::map`](checkpoint::Checkpoint::map), [`view`] |
 //!
-//! # The way of a byte
+//! # Data path
 //!
-//! `checkpoint` reads the heads of the files and knows where each tensor's bytes lie. [`plan`] lays the tensors out in one
-//! arena and decides the reads: past the page cache (`O_DIRECT`) for what is cold, through it for what is warm, in place
-//! where the device's memory is the host's. [`load`](mod@load) carries the plan out: one loop between a queue of reads and a stream of
-//! uploads, which own the buffers while they work on them. Nothing is handed out unless every byte is the file's, and the file
-//! is still what it was when its head was read.
+//! [`checkpoint`] reads the headers and records where each tensor's bytes are. [`plan`] places the tensors in one arena and
+//! chooses a route for each read: `O_DIRECT` for cold bytes, the page cache for warm ones, in place if the host can address the
+//! device's memory. [`load`](mod@load) executes the plan: one loop between a queue of reads and a stream of uploads, which own the
+//! buffers while they use them. A load returns tensors only if every byte is the file's and the file has not changed since its
+//! header was read.
 //!
 //! # What it never does
 //!
-//! Execute anything from a file, open anything outside a checkpoint's folder (links of the Hugging Face cache apart), raise a
-//! signal because a file shrank, panic on what it reads, read environment variables, print.
+//! Execute code from a file, open anything outside a checkpoint's folder (except links of the Hugging Face cache), raise a signal
+//! because a file shrank, panic on input, read environment variables, print.
 
 #[macro_use]
 mod setters;

@@ -18,12 +18,12 @@ use super::values;
 const EXIT_CODES: &str = "\
 Exit status:
   0    done
-  1    a check says no (verify, load --spec, convert --check, audit)
+  1    a check failed (verify, load --spec, convert --check, audit)
   2    wrong usage
-  3    input refused: malformed, unsafe or not supported
+  3    input rejected: malformed, unsafe, unsupported, or changed during the load
   4    I/O: not found, no permission, disk full
-  5    device: not there, out of memory; also an internal error of vramp
-  6    conflict: something is there that must not be replaced, or somebody else wrote there meanwhile
+  5    device: missing or out of memory; also an internal error of vramp
+  6    conflict: the target must not be replaced, or another process changed it meanwhile
   130  interrupted (Ctrl-C, SIGTERM)
 
 Units: GB is 10^9 bytes and GiB is 2^30 bytes; the unit is always printed.
@@ -126,8 +126,8 @@ JSON: {vramp, unix_seconds, seconds, machine, subject, stages: [{stage, trials, 
 states: [{state, proof, ceilings, prediction, opening_seconds, loads, verdict, timeline}], limits, warnings, fallbacks, \
 advice: {cold, warm}, tuning: null or {profile, ratio, trials, ..}}. Rates are bytes per second, times are seconds. CSV: a line a sample.";
 const CONVERT_EXAMPLES: &str = "\
-OUT is one file if its name ends in .safetensors; otherwise it is a folder, which is made where the \
-folder that it lies in is there. Files are written under temporary names (.vramp-*.tmp), synced, and \
+OUT is one file if its name ends in .safetensors or .sft; otherwise it is a folder, which is created if its \
+parent exists. Files are written under temporary names (.vramp-*.tmp), synced, and \
 put in place in one step: readers find the old checkpoint or the new one. IN may be OUT. Ctrl-C removes \
 what was written; where that is 10 GB and more, the file system takes a few seconds for it.
 
@@ -151,7 +151,7 @@ Examples:
   vramp demo
   vramp demo --bytes 4GiB --dir /mnt/nvme";
 
-/// Loads safetensors checkpoints from storage into memory as fast as the hardware allows, and says what the limit was.
+/// Loads model weights (safetensors, PyTorch) into host or GPU memory as fast as the hardware allows, and reports the limit.
 #[derive(Debug, Parser)]
 #[command(name = "vramp", version, max_term_width = 100, arg_required_else_help = true, after_long_help = EXIT_CODES)]
 pub(crate) struct Arguments {
@@ -161,13 +161,13 @@ pub(crate) struct Arguments {
     pub(crate) speech: Speech,
 }
 
-/// How much is said.
+/// How much is printed.
 #[derive(Debug, Args)]
 pub(crate) struct Speech {
-    /// Results and errors only: no warnings, no notes, no progress.
+    /// Print results and errors only: no warnings, notes or progress.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say more: each file, each read of a plan, and on stderr what is being done.
+    /// Print more: each file, each read of a plan, and the steps on stderr.
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -180,19 +180,19 @@ pub(crate) enum Command {
     /// Load a checkpoint and report where the time went.
     #[command(after_long_help = LOAD_EXAMPLES)]
     Load(LoadArgs),
-    /// Say how long a load must take: T = S/B.
+    /// Predict how long a load takes: T = S/B.
     #[command(after_long_help = ESTIMATE_EXAMPLES)]
     Estimate(EstimateArgs),
     /// Measure what this machine can do, and how near a load comes to it.
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
-    /// Check a checkpoint against what a model demands: names, types, shapes.
+    /// Check a checkpoint against the names, types and shapes that a model needs.
     #[command(after_long_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
-    /// Write a checkpoint anew as safetensors: resharded, cast, renamed, a part of it.
+    /// Convert a checkpoint to safetensors: reshard, cast, rename, or take a part of it.
     #[command(after_long_help = CONVERT_EXAMPLES)]
     Convert(ConversionArgs),
-    /// Say what a program that unpickles a file would run, without running it.
+    /// List what unpickling a file would run, without running it.
     #[command(after_long_help = AUDIT_EXAMPLES)]
     Audit(AuditArgs),
     /// Make a checkpoint, load it cold and warm, and compare with what this machine can do.
@@ -254,10 +254,10 @@ impl Command {
 pub(crate) struct OpenHow {
     /// Take the files of this variant.
     ///
-    /// `fp16` takes `model.fp16.safetensors` and its shards. Without it, variants are left alone.
+    /// `fp16` takes `model.fp16.safetensors` and its shards. Without it, variants are ignored.
     #[arg(long, value_name = "NAME")]
     pub(crate) variant: Option<String>,
-    /// Refuse a header that is larger than this.
+    /// Reject a header larger than this.
     #[arg(long, value_name = "BYTES", default_value = "100MB", value_parser = values::bytes)]
     pub(crate) max_header_bytes: u64,
     /// Only what lies below this key of a PyTorch file's object: state_dict, or ema.model.
@@ -290,7 +290,7 @@ pub(crate) struct SelectionArgs {
     /// Part of a tensor: indices START to END-1 along dimension DIM (repeatable).
     #[arg(long, value_name = "NAME=DIM:START:END", value_parser = values::slice)]
     pub(crate) slice: Vec<SliceRequest>,
-    /// The part of one rank of a tensor-parallel group: 0/4 is the first of four.
+    /// Load the share of one rank of a tensor-parallel group: 0/4 is the first of four.
     #[arg(long, value_name = "RANK/WORLD", value_parser = values::rank)]
     pub(crate) tp: Option<values::Rank>,
     /// Cut the tensors that match along this dimension (repeatable); the others are loaded whole.
@@ -307,14 +307,14 @@ pub(crate) struct SelectionArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Selection")]
 pub(crate) struct NameArgs {
-    /// Take this off the beginning of names, where they have it (repeatable).
+    /// Remove this prefix from names that have it (repeatable).
     ///
-    /// Once; of several prefixes each as often as names begin with one, in whatever order.
+    /// One prefix is removed once. Several are removed in any order, as often as a name begins with one of them.
     #[arg(long, value_name = "PREFIX")]
     pub(crate) strip_prefix: Vec<String>,
     /// ALIAS is another name of the tensor NAME (repeatable).
     ///
-    /// One memory, two names. Where both are stored, their bytes must be equal.
+    /// Both names share one memory. If both are stored, their bytes must be equal.
     #[arg(long, value_name = "ALIAS=NAME", value_parser = values::tie)]
     pub(crate) tied: Vec<Tie>,
 }
@@ -347,29 +347,29 @@ pub(crate) struct LoadArgs {
     /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
+    /// Load to this device: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
     ///
     /// Without it, the first GPU where there is one, else cpu; the report says which. CUDA_VISIBLE_DEVICES hides and reorders
     /// GPUs.
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub(crate) device: Option<String>,
-    /// Demand that the checkpoint matches, before a byte is read: a JSON file (- is standard input) or another checkpoint.
+    /// Require that the checkpoint matches a specification before reading: a JSON file (- is standard input) or a checkpoint.
     ///
     /// The same strict check as `vramp verify`. With a selection, the check is of the whole checkpoint.
     #[arg(long, value_name = "SPEC", value_hint = ValueHint::AnyPath)]
     pub(crate) spec: Option<PathBuf>,
     /// Print the SHA-256 of each tensor as loaded, read back from the device.
     ///
-    /// The time for it is shown apart and not part of the load.
+    /// Its time is reported separately.
     #[arg(long)]
     pub(crate) digests: bool,
     /// Print a 64-bit checksum of each tensor as loaded, computed where it lies: on a GPU by the GPU.
     ///
     /// The same on every device for the same bytes, so that a load to the CPU and one to a GPU can be compared without
-    /// reading the GPU's memory back. Against harm by intent use --digests.
+    /// reading the GPU's memory back. It does not protect against tampering; --digests does.
     #[arg(long)]
     pub(crate) checksums: bool,
-    /// Say what would be done and read no tensor.
+    /// Print the plan and read no tensor.
     #[arg(long, conflicts_with_all = ["digests", "checksums"])]
     pub(crate) plan_only: bool,
     /// Compare with the limits in FILE instead of those that `vramp bench` keeps in the cache folder.
@@ -383,7 +383,7 @@ pub(crate) struct LoadArgs {
     /// When to show progress on stderr; auto: when it is a terminal.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) progress: ProgressArg,
-    /// Write what happened when to FILE, for Perfetto or chrome://tracing.
+    /// Write a timeline of the load to FILE, for Perfetto or chrome://tracing.
     ///
     /// One lane for each concurrent reader, for each upload, and for the loop between them. A load that fails leaves what it did
     /// until then.
@@ -399,7 +399,7 @@ pub(crate) struct LoadArgs {
     pub(crate) how: OpenHow,
 }
 
-/// What becomes of the elements.
+/// Conversion of the elements.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Conversion")]
 pub(crate) struct ConvertArgs {
@@ -529,7 +529,7 @@ pub(crate) struct ConversionArgs {
     /// The most bytes of tensors in one file of a folder; a larger tensor has a file of its own. Without it, 5GB.
     #[arg(long, value_name = "BYTES", value_parser = values::shard_bytes)]
     pub(crate) max_shard_size: Option<u64>,
-    /// What becomes of tensors that have several names.
+    /// How to write tensors that have several names.
     #[arg(long, value_name = "HOW", default_value = "write")]
     pub(crate) ties: TiesArg,
     /// Compare the checksums that a PyTorch checkpoint states first; read the written files back, past the page cache where
@@ -561,9 +561,9 @@ pub(crate) struct ConversionArgs {
     /// No tensors whose name matches (repeatable); it wins over --include.
     #[arg(long, value_name = "GLOB", help_heading = "Selection")]
     pub(crate) exclude: Vec<String>,
-    /// Take this off the beginning of names, where they have it (repeatable).
+    /// Remove this prefix from names that have it (repeatable).
     ///
-    /// Once; of several prefixes each as often as names begin with one, in whatever order.
+    /// One prefix is removed once. Several are removed in any order, as often as a name begins with one of them.
     #[arg(long, value_name = "PREFIX", help_heading = "Selection")]
     pub(crate) strip_prefix: Vec<String>,
     #[command(flatten)]
@@ -574,7 +574,7 @@ pub(crate) struct ConversionArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TiesArg {
-    /// Each name gets bytes of its own: every reader understands that.
+    /// Each name gets its own copy of the bytes; every reader supports that.
     Write,
     /// One name gets the bytes; the others are recorded in the metadata, as safetensors.torch.save_model does.
     Alias,
@@ -667,7 +667,7 @@ pub(crate) struct BenchArgs {
     /// A safetensors or PyTorch file, a folder of them, an index.json, or the name of a model in the local cache.
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// Where the tensors go: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
+    /// Load to this device: cuda (also cuda:1, cuda:GPU-8c6f…), cpu, or null (reads everything, keeps nothing).
     ///
     /// Without it, the first GPU where there is one, else cpu; the report says which.
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
@@ -682,7 +682,7 @@ pub(crate) struct BenchArgs {
     pub(crate) rounds: Option<u16>,
     /// Then search for options that load this checkpoint faster, for about SECONDS (60 if none are given).
     ///
-    /// Each value is held against the best so far by loads in turn, cold and warm; one that is not better than the noise is not
+    /// Each value is compared with the best so far by loads in turn, cold and warm; one that is not better than the noise is not
     /// kept.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60", value_parser = values::budget)]
     pub(crate) tune: Option<Duration>,
