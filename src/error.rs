@@ -158,7 +158,7 @@ pub enum Error {
         /// What to do instead.
         hint: Option<String>,
     },
-    /// Somebody else changed the same thing meanwhile.
+    /// Another process changed the same files meanwhile.
     #[error("{}: {what}; what this call wrote is gone: see whether it is still wanted, and run it again", path.display())]
     Conflict {
         /// The file or folder.

@@ -245,7 +245,7 @@ pub fn make_blocking(file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?)
 }
 
-/// Whether nobody can change the contents of this file any more: a `memfd` sealed against writing and shrinking.
+/// Whether the contents of this file can no longer change: a `memfd` sealed against writing and shrinking.
 pub fn is_sealed(file: BorrowedFd<'_>) -> bool {
     // Other kinds of file answer with an error.
     fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::SHRINK))

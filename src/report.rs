@@ -216,7 +216,7 @@ pub struct Routes {
 /// The page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Cache {
-    /// Bytes of the files that were in the page cache before the load, as seen at a glance (four pages of each 4 MiB of a
+    /// Bytes of the files that were in the page cache before the load, estimated from samples (four pages of each 4 MiB of a
     /// large file).
     pub resident_before: u64,
     /// Bytes of the files.

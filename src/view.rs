@@ -1,8 +1,8 @@
 //! Zero-copy views: tensors that borrow a read-only mapping of their file. Nothing is read until it is touched, and only
 //! what is touched costs anything.
 //!
-//! The price is a contract. The bytes are the file's, now: whoever writes to the file changes the tensors. Therefore safe
-//! code gets copies ([`MappedTensor::copy_to`]) or, where the kernel guarantees that nobody can write (a sealed `memfd`),
+//! The bytes are those of the file now: a write to the file changes the tensors. Therefore safe
+//! code gets copies ([`MappedTensor::copy_to`]) or, where the kernel guarantees that the file cannot change (a sealed `memfd`),
 //! slices; any other slice is `unsafe` and the caller's word that the file stays as it is. A file that shrinks never ends in
 //! a signal: the touch reads zeros and [`MappedTensor::check`] says so (a touch of a slice, only on a thread that does not
 //! block `SIGBUS`). Loads that own their memory are `load`.
@@ -31,7 +31,7 @@ pub struct Mapped {
     tensors: BTreeMap<Arc<str>, MappedTensor>,
     /// What was done: the route is `view`, and no byte has been read.
     pub report: Report,
-    /// What a person should know about the checkpoint.
+    /// Warnings about the checkpoint.
     pub warnings: Vec<String>,
 }
 
@@ -245,7 +245,7 @@ impl MappedTensor {
     /// The bytes, without a copy.
     ///
     /// # Safety
-    /// While the slice lives nobody writes to the file or truncates it, in this process or another.
+    /// While the slice lives, no process writes to the file or truncates it.
     pub unsafe fn bytes(&self) -> &[u8] {
         let Some(map) = &self.map else { return &[] };
         // SAFETY: the caller's promise is the one that `MappedFile::bytes` asks for.
@@ -264,7 +264,7 @@ impl MappedTensor {
         cast(&self.name, self.dtype, unsafe { self.bytes() })
     }
 
-    /// The bytes, without a copy, when the kernel guarantees that nobody can change them: the file is a `memfd` sealed
+    /// The bytes, without a copy, if the kernel guarantees that they cannot change: the file is a `memfd` sealed
     /// against writing and shrinking. `None` for every other file.
     pub fn sealed_bytes(&self) -> Option<&[u8]> {
         match &self.map {

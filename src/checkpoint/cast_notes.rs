@@ -1,4 +1,4 @@
-//! What a person should know of a cast: which weights stay packed, which get another name or shape, which have no scale. One line each.
+//! Warnings about a cast: which weights stay packed, get another name or shape, or have no scale. One line each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ pub struct Casts {
     pub tensors: Vec<ConvertedTensor>,
     /// The tables of scales, as [`BlockScale::table`] counts them.
     pub scales: Vec<ScaleSource>,
-    /// What a person should know: weights that stay packed, that get another name, that have no scale.
+    /// Warnings: weights that stay packed, get another name, or have no scale.
     pub warnings: Vec<String>,
 }
 

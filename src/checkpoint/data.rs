@@ -161,7 +161,7 @@ impl Checkpoint {
         &self.metadata
     }
 
-    /// What a person should know: files that were left alone, entries that were ignored.
+    /// Warnings: files and entries that were ignored.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

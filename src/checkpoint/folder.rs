@@ -77,7 +77,7 @@ pub(crate) fn choose(names: &[String], variant: Option<&str>, family: &Family) -
     Ok(Choice { files: Files::Weights(chosen), others })
 }
 
-/// What makes up the checkpoint of a folder, for whoever wants to replace it.
+/// The files of a folder's checkpoint, for a save that replaces it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FolderChoice {
     /// An index of that name, which is one of several perhaps.

@@ -68,7 +68,7 @@ pub struct DeviceLimits {
 /// that bytes out of the page cache need not travel to memory and back (measured 34 against 21 GB/s with 64 MiB).
 pub(super) const CACHED_STAGING: (usize, usize) = (8, 2 << 20);
 
-/// Lanes of a stream, at most, whatever is asked for.
+/// The most lanes of a stream.
 pub const MAX_LANES: usize = 16;
 
 /// Pieces of one upload, at most: what a device must keep for an upload in flight is bounded by it.
@@ -217,7 +217,7 @@ pub struct StreamNeeds {
 
 /// Queues of copies to one device and back.
 pub trait Stream: Send {
-    /// Is told, before the first upload of a load, what its uploads will need.
+    /// Prepares for the uploads of a load, before the first one.
     ///
     /// # Errors
     /// When the device cannot have it.

@@ -73,7 +73,7 @@ pub trait Store: Send + Sync {
     /// [`Error::Exists`] when something has that name; when it cannot be made.
     fn create(&self, path: &Path, mode: Option<u32>) -> Result<Box<dyn NewFile>>;
 
-    /// Gives a file another name in the same folder, in one step: whoever opens the new name finds the old file or the new
+    /// Renames a file within its folder, in one step: an open of the new name finds the old file or the new
     /// one, whole. What has the new name is replaced; a link is replaced itself.
     ///
     /// # Errors
@@ -112,11 +112,11 @@ pub trait Store: Send + Sync {
         self.remove(path).map(|()| -> Box<dyn Send> { Box::new(()) })
     }
 
-    /// Keeps everybody else who asks out of a folder until what it gives is dropped or the process ends. Nothing is written for
+    /// Takes an exclusive advisory lock on a folder, until the returned value is dropped or the process ends. Nothing is written for
     /// it. A storage without locks lets all in.
     ///
     /// # Errors
-    /// [`Error::Conflict`], at once, when somebody else has it; when the folder cannot be opened.
+    /// [`Error::Conflict`], without waiting, if another process holds it; an error if the folder cannot be opened.
     fn lock(&self, folder: &Path) -> Result<Box<dyn Send>>;
 
     /// Whether a live process holds a file that [`Store::create`] made; see [`NewFile::sync`]. It is asked by taking the file's
@@ -164,7 +164,7 @@ pub trait NewFile: Send {
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Adds the bytes of a buffer at its end, and returns at once where the storage writes in the background; it keeps the buffer
-    /// until then. Buffers of a whole [`BLOCK_BYTES`] are written best.
+    /// until then. Buffers of a whole `BLOCK_BYTES` are written best.
     ///
     /// # Errors
     /// When these bytes, or others that were added before, cannot be written.
@@ -179,7 +179,7 @@ pub trait NewFile: Send {
     /// When the storage does not confirm it, or the length is another one.
     fn sync(self: Box<Self>) -> Result<Box<dyn Send>>;
 
-    /// What a person should know of the file: permissions that the storage does not keep.
+    /// A warning about the file: permissions that the storage does not keep.
     fn warning(&self) -> Option<String> {
         None
     }
@@ -190,7 +190,7 @@ pub(crate) fn is_there(path: &Path) -> Error {
     Error::Exists { path: path.to_owned(), what: "it is there already".to_owned(), hint: None }
 }
 
-/// Somebody else has the lock of a folder.
+/// Another process holds the lock of a folder.
 pub(crate) fn busy(folder: &Path) -> Error {
     Error::Conflict {
         path: folder.to_owned(),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::trace::TraceEvent;
 use crate::plan::LoadPlan;
 
-/// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`].
+/// A switch that stops a load: everything in flight is drained, then the load returns [`Error::Cancelled`](crate::Error::Cancelled).
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
     flag: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Cancel {
     }
 }
 
-/// Is told how far a load is. Calls come from the loading thread and must return soon.
+/// Observes the progress of a load. The loading thread calls it, so each call must return soon.
 pub trait Observer: Send + Sync {
     /// The plan stands; nothing has been read yet.
     fn planned(&self, plan: &LoadPlan);

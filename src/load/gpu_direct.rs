@@ -1,4 +1,4 @@
-//! Which files of a load the device reads itself: those that it takes, where that was asked for; where nobody chose, those of
+//! Which files of a load the device reads itself: those that it accepts, if the route was chosen; otherwise those of
 //! the file systems on which a trial shows that it pays.
 //!
 //! The trial is two small loads by the loop itself, of the same cold bytes into the same device: one by way of the host, one
@@ -66,7 +66,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Where nobody chose: measures, once for each file system, whether it pays, and lets the device read where it does.
+    /// Without a chosen route: measures once for each file system whether it pays, and lets the device read where it does.
     pub(super) fn try_gpu_direct(
         &self,
         checkpoint: &Checkpoint,

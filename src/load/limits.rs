@@ -233,7 +233,7 @@ impl LimitRates {
     }
 }
 
-/// What a load passed, as far as limits are asked for.
+/// The stages that a load passed, for the comparison with limits.
 pub(super) struct Passed {
     /// Whether the bytes stay on the device.
     pub(super) keeps: bool,

@@ -19,7 +19,7 @@ pub struct Loaded {
     pub(super) tensors: Vec<Tensor>,
     /// What the load did and what limited it.
     pub report: Report,
-    /// What a person should know about the checkpoint.
+    /// Warnings about the checkpoint.
     pub warnings: Vec<String>,
     /// Tensors whose finite numbers became infinite, and how many of them, where that was allowed. `warnings` ends with them.
     pub(crate) overflows: Vec<(String, u64)>,
@@ -41,12 +41,12 @@ impl Loaded {
         &self.tensors
     }
 
-    /// The first byte of each tensor in the memory that they lie in, for [`Loader::prepare_into`].
+    /// The first byte of each tensor in the memory that they lie in, for [`Loader::prepare_into`](super::Loader::prepare_into).
     pub fn places(&self) -> BTreeMap<Arc<str>, u64> {
         self.tensors.iter().map(|tensor| (tensor.name().into(), tensor.view().range().start)).collect()
     }
 
-    /// The memory that the tensors lie in, so that [`Loader::load_into`] can load others over them.
+    /// The memory that the tensors lie in, so that [`Loader::load_into`](super::Loader::load_into) can load others over them.
     ///
     /// # Errors
     /// The load as it was, where a tensor or view of it still exists elsewhere, or it has no tensor.
@@ -65,7 +65,7 @@ pub(super) fn not_loaded<'a>(name: &str, names: impl Iterator<Item = &'a str>) -
     no_tensor(name, "was not loaded", names)
 }
 
-/// What a person should know of tensors whose finite numbers became infinite.
+/// The warning about tensors whose finite numbers became infinite.
 pub(crate) fn overflow_warning(to: Float, overflows: &[(String, u64)]) -> Option<String> {
     let what = || format!("finite numbers became infinite in {}: {}", to.dtype(), Overflowed(overflows));
     (!overflows.is_empty()).then(what)

@@ -13,7 +13,7 @@ use super::readiness::{Ending, Readiness};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A load under way. Dropping it cancels the load and waits for it to end.
+/// A load in progress. Dropping it cancels the load and waits for its end.
 pub struct Loading {
     readiness: Arc<Readiness>,
     course: Option<Course>,

@@ -25,7 +25,7 @@ pub(super) struct Meter {
     uploading_since: f64,
     /// Wall-clock seconds in which each lane had something in flight.
     pub(super) lanes: [f64; Lane::COUNT],
-    /// Who is told what happened when.
+    /// The sender of trace events.
     pub(super) tracer: Tracer,
 }
 

@@ -1,4 +1,4 @@
-//! What [`load`](super::load) may be told, in one flat struct, and how a [`Loader`](super::Loader) is told the same.
+//! Options of [`load`](super::load) and of a [`Loader`](super::Loader).
 //!
 //! Plain data and one adapter from a progress function to an [`Observer`]. Nothing here loads.
 
@@ -16,7 +16,7 @@ use crate::plan::{LoadPlan, RouteChoice};
 use crate::report::Staging;
 use crate::storage::QueueOptions;
 
-/// Is told how many bytes of how many are done. It is called from the working thread and must return soon.
+/// A function of the bytes done and the total. The working thread calls it, so it must return soon.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// The options of [`load`](super::load). The default loads all tensors to host memory, as they are stored; the program `vramp` loads
@@ -46,9 +46,9 @@ pub struct Options {
     pub convert: Option<Convert>,
     /// Stops the load from another thread.
     pub cancel: Cancel,
-    /// Is told how many of the bytes to read have arrived.
+    /// Called with the bytes read so far and the bytes to read.
     pub progress: Option<Progress>,
-    /// Is told of the plan, of each advance and of what happened when.
+    /// Observes the plan, each advance and the trace events.
     pub observer: Option<Arc<dyn Observer>>,
     /// Which way the bytes go.
     pub route: RouteChoice,
@@ -121,7 +121,7 @@ impl Options {
         self
     }
 
-    /// The same for a [`Loader`](super::Loader), which is told its device, the checkpoint and the selection apart.
+    /// Returns the options of a [`Loader`](super::Loader), which takes its device, checkpoint and selection separately.
     pub fn transfer(&self) -> TransferOptions {
         TransferOptions {
             route: self.route,
@@ -181,7 +181,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// What a [`Loader`] is told: how the bytes are moved, and what becomes of them. [`Options`] has the same fields for [`load`].
+/// Options of a [`Loader`](super::Loader): how bytes are moved and converted. [`Options`] has the same fields for [`load`](super::load).
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct TransferOptions {
@@ -200,7 +200,7 @@ pub struct TransferOptions {
     pub convert: Option<Convert>,
     /// Stops the load from another thread.
     pub cancel: Cancel,
-    /// Is told how far the load is.
+    /// Observes the progress of the load.
     pub observer: Option<Arc<dyn Observer>>,
     /// What the stages of a load can do here, as measured before: the report then has T = S / B. `None`: it has none.
     pub limits: Option<Arc<MeasuredLimits>>,
@@ -234,7 +234,7 @@ setters!(TransferOptions {
 pub struct Convert {
     /// The element type: F32, F16 or BF16.
     pub to: Float,
-    /// Whether finite numbers may become infinite; if not, that is [`Error::Overflow`].
+    /// Whether finite numbers may become infinite; if not, that is [`Error::Overflow`](crate::Error::Overflow).
     pub allow_overflow: bool,
 }
 

@@ -14,7 +14,7 @@ pub struct Prepared {
     pub(super) checkpoint: Arc<Checkpoint>,
     /// The plan.
     pub plan: LoadPlan,
-    /// What a person should know of the conversion.
+    /// Warnings about the conversion.
     pub warnings: Vec<String>,
     /// What of the files was in the page cache.
     pub cache: Cache,

@@ -1,6 +1,6 @@
 //! What happened when, as plain data for an [`Observer`](super::Observer): one [`TraceEvent`] for each read, upload and step of the loop.
 //!
-//! Events are told once they are over, so they come in the order in which things ended. Nothing is made where nobody
+//! Events are sent when they end, so they come in the order of their ends. Nothing is made if nothing
 //! observes, and nothing is kept here. It measures nothing itself: the times are those that the report adds up.
 
 use std::cmp::Reverse;

@@ -80,7 +80,7 @@ impl StagingPool {
         Ok(StagingPool { inner: Arc::new(Inner { preparation, block, buffer_bytes, count, free, freed }) })
     }
 
-    /// Has `preparation` go on with the pool's memory: it is asked before a buffer is handed to the device, and it is dropped
+    /// Sets what prepares the pool's memory: it is waited for before a buffer goes to the device, and it is dropped
     /// before the memory is given back. The first one stays.
     pub fn prepare_by(&self, preparation: Box<dyn Preparation>) {
         let _ = self.inner.preparation.set(preparation);
@@ -114,7 +114,7 @@ impl StagingPool {
         self.inner.buffer_bytes
     }
 
-    /// Number of buffers that nobody holds.
+    /// Number of free buffers.
     pub fn available(&self) -> usize {
         self.inner.free().len()
     }

@@ -75,7 +75,7 @@ pub(crate) fn out_of_memory(device: &str, needed: u64) -> Error {
     }
 }
 
-/// The same for whoever has an [`io::Error`] to give.
+/// The same as an [`io::Error`].
 pub(crate) fn no_memory(needed: u64) -> io::Error {
     let which = |left: MemoryLeft| match left.limit.name() {
         Some(limit) => format!(", {limit} leaves {} MB", left.bytes / 1_000_000),

@@ -1,4 +1,4 @@
-//! The files of a save under way: made under temporary names one after the other, several of them open at a time.
+//! The files of a save in progress: created under temporary names, several of them open at a time.
 //!
 //! Each is a [`FileWriter`]. A file that has all of its bytes is made durable while the next ones are written; how many are open, and
 //! how many blocks exist, is bounded ([`Bounds`]). Nothing here knows where a tensor's bytes come from, or puts a file in place.
@@ -21,7 +21,7 @@ use crate::memory::Filled;
 use crate::memory::staging::StagingPool;
 use crate::os;
 
-/// How much of a save is in memory and under way at a time.
+/// How much of a save is in memory and in progress at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     /// Bytes of a block.

@@ -1,4 +1,4 @@
-//! What a save that is under way would leave behind, and small files that are written in one step.
+//! The files that an unfinished save would leave behind, and small files that are written in one step.
 //!
 //! Temporary files, numbered files that no index names yet, a folder that was made: all of it is one list, emptied by the switch
 //! or by removing what is on it. The first temporary file of a save stays open and locked until then, so that other processes can tell
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 /// Names that are tried for a temporary file, at most.
 const TEMPORARIES: u64 = 100_000;
 
-/// What a save that is under way would leave behind: its temporary files, numbered files that no index names yet, a folder
-/// that it made. Clones share it, and belong to one save at a time. Whoever ends the process meanwhile calls [`Leftovers::remove`] first.
+/// The files that an unfinished save would leave behind: its temporary files, numbered files that no index names yet, a folder
+/// that it made. Clones share it, and belong to one save at a time. A program that ends during a save calls [`Leftovers::remove`] first.
 #[derive(Debug, Clone, Default)]
 pub struct Leftovers {
     state: Arc<Mutex<State>>,
@@ -141,7 +141,7 @@ impl State {
 
 /// Writes a small file: what is there is replaced in one step, and keeps its permissions.
 ///
-/// Returns what a person should know of it: permissions that the storage does not keep.
+/// Returns a warning, if any: permissions that the storage does not keep.
 ///
 /// # Errors
 /// When it cannot be written; what was there stays then.

@@ -3,7 +3,7 @@
 //! A save is laid out before anything is written (`layout`), written to temporary names in the folder where it will lie, made
 //! durable, and put in place at the end in one step that readers either see or do not (`publish`). [`save`] takes tensors in
 //! memory of any device, [`Saving`] a stream of them, [`convert`] a checkpoint by way of the ordinary loader. `files` has several
-//! files under way at a time, a `file_writer` each. Files come and go through a [`Store`]; nothing here reads a weight file by itself,
+//! files in progress at a time, a `file_writer` each. Files come and go through a [`Store`]; nothing here reads a weight file by itself,
 //! knows a device by name, or holds more than its blocks (48 MiB of a stream, 96 MiB else) of what it is given.
 
 mod batches;

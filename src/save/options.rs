@@ -84,7 +84,7 @@ pub struct SaveOptions {
     pub replace: Replace,
     /// Stops the save from another thread.
     pub cancel: Cancel,
-    /// Where the save notes what it would leave behind, for whoever has to end the process.
+    /// Where the save records the files that it would leave behind, for cleanup on interrupt.
     pub leftovers: Leftovers,
 }
 
@@ -136,7 +136,7 @@ pub struct Saved {
     pub bytes: u64,
     /// SHA-256 of each tensor's bytes, if asked for.
     pub digests: BTreeMap<Arc<str>, Digest>,
-    /// What a person should know: files of the checkpoint that was replaced, what killed saves had left, permissions that the storage
+    /// Warnings: files of the checkpoint that was replaced, files that killed saves had left, permissions that the storage
     /// does not keep.
     pub warnings: Vec<String>,
 }
@@ -168,9 +168,9 @@ pub struct ConvertOptions {
     /// Whether the checksums that the checkpoint states are compared first, and whether the files are read back, past the page
     /// cache where possible, and compared before they are put in place.
     pub check: bool,
-    /// Is told how far it is.
+    /// Called with the bytes done and the total.
     pub progress: Option<Progress>,
-    /// Where it notes what it would leave behind, for whoever has to end the process.
+    /// Where the conversion records the files that it would leave behind, for cleanup on interrupt.
     pub leftovers: Leftovers,
 }
 
@@ -230,6 +230,6 @@ pub struct Converted {
     pub scales: BTreeMap<Arc<str>, Arc<str>>,
     /// Further names that were recorded: alias and name.
     pub ties: BTreeMap<Arc<str>, Arc<str>>,
-    /// What a person should know of the checkpoint, of casts, and of what was replaced.
+    /// Warnings about the checkpoint, the casts and what was replaced.
     pub warnings: Vec<String>,
 }

@@ -476,7 +476,7 @@ fn numbered(round: u64, count: usize) -> Vec<String> {
     (1..=count).map(|at| format!("{stem}-{at:05}-of-{count:05}.safetensors")).collect()
 }
 
-/// Somebody else was faster.
+/// Another process has written there since the save began.
 fn written_since(path: PathBuf) -> Error {
     Error::Conflict { path, what: "somebody else has written it since this save began".to_owned() }
 }

@@ -21,7 +21,7 @@ use crate::memory::staging::{StagingBuffer, StagingPool};
 /// Bytes between two looks at the switch that cancels.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// A save under way: the bytes of its tensors are handed over in the order of the files, in pieces of any size. At most 48 MiB of
+/// A save in progress: it takes the bytes of its tensors in the order of the files, in pieces of any size. At most 48 MiB of
 /// them are kept, in blocks that other threads hash and write. Dropped before [`Saving::finish`], it leaves everything as it was.
 pub struct Saving<'s> {
     files: Files<'s>,
@@ -118,7 +118,7 @@ impl<'s> Saving<'s> {
     /// Puts the files in place.
     ///
     /// # Errors
-    /// When tensors are missing, the save was cancelled, the storage refuses, or somebody else has put weights there since
+    /// When tensors are missing, the save was cancelled, the storage refuses, or another process has put weights there since
     /// [`Saving::begin`] ([`Error::Conflict`]); then all is as it was before. Only when the
     /// folder cannot be synced at the very end, the new files are in place and not known to be durable.
     pub fn finish(self) -> Result<Saved> {
@@ -211,7 +211,7 @@ impl fmt::Debug for Saving<'_> {
     }
 }
 
-/// Removes what killed saves left where this one will write, and says so.
+/// Removes temporary files that killed saves left at the target; returns a warning that lists them.
 fn remove_abandoned(store: &dyn Store, target: &Target) -> Option<String> {
     let folder = match target {
         Target::File(path) => durable::folder_of(path),

@@ -97,7 +97,7 @@ impl MappedFile {
     /// The bytes of the file, without a copy.
     ///
     /// # Safety
-    /// While the slice lives nobody changes, truncates or overwrites the file, neither in this process nor in another.
+    /// While the slice lives, no process changes, truncates or overwrites the file.
     /// (If it is truncated all the same, this process reads zeros and [`MappedFile::check`] says so; the slice's contents
     /// have then changed under a shared reference, which is undefined behaviour. A thread that blocks `SIGBUS` ends the
     /// process there.)
@@ -108,7 +108,7 @@ impl MappedFile {
         unsafe { std::slice::from_raw_parts(map.as_ptr(), map.len()) }
     }
 
-    /// The bytes of the file, without a copy, when the kernel guarantees that nobody can change them: a `memfd` sealed
+    /// The bytes of the file, without a copy, if the kernel guarantees that they cannot change: a `memfd` sealed
     /// against writing and shrinking. `None` for every other file.
     pub fn sealed_bytes(&self) -> Option<&[u8]> {
         if !self.sealed || self.check().is_err() {

@@ -14,7 +14,7 @@ use crate::device::Region;
 use crate::error::{Error, Result};
 use crate::fallback::Fallbacks;
 
-/// A place that holds files. [`LocalStorage`] is the machine's own file systems.
+/// A place that holds files. [`LocalStorage`](super::LocalStorage) is the machine's own file systems.
 ///
 /// Everything that is read of a checkpoint is read through it: headers, indexes, configurations, weights.
 pub trait Storage: fmt::Debug + Send + Sync {
@@ -92,14 +92,14 @@ pub trait OpenFile: Send + Sync {
     /// Which parts are in the page cache now.
     fn residency(&self) -> Residency;
 
-    /// The same at a glance: good enough to choose routes, and cheap however much of a large file is cached.
+    /// An estimate from a few pages: good enough to choose routes, and cheap however much of a large file is cached.
     fn residency_glance(&self) -> Residency {
         self.residency()
     }
 
     /// The file by one route. Cheap; the same source each time. A route that the file does not have (no `O_DIRECT`, no
     /// mapping) gives the buffered one, with an entry in the fallbacks. A file by itself has no [`Route::GpuDirect`]: it is
-    /// a device that reads so, and [`GpuDirect::source`] makes that source; asked here, it gives the direct one.
+    /// a device that reads so, and [`GpuDirect::source`](super::GpuDirect::source) makes that source; asked here, it gives the direct one.
     fn source(&self, route: Route) -> Arc<dyn Source>;
 
     /// The descriptor by which a device may read the file itself, past the page cache if it has one for that.

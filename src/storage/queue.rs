@@ -209,7 +209,7 @@ impl Drop for ThreadQueue {
     }
 }
 
-/// The way to whoever serves direct reads.
+/// The entrance to the ring or the threads that serve direct reads.
 struct Inlet {
     lane: Arc<Workers>,
     ring: Option<Arc<Ring>>,

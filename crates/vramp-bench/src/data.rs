@@ -29,7 +29,7 @@ pub struct BenchReport {
     pub states: Vec<State>,
     /// What later loads can be compared with, if enough was measured.
     pub limits: Option<MeasuredLimit>,
-    /// What a person should know before believing a number.
+    /// Warnings about the numbers.
     pub warnings: Vec<String>,
     /// Ways that were not taken, and why.
     pub fallbacks: Vec<Fallback>,

@@ -53,7 +53,7 @@ use vramp::storage::Fallbacks;
 /// Opens the device: the benchmark does it, because what that takes is one of the stages.
 pub type DeviceOpener = Box<dyn Fn() -> Result<Arc<dyn Device>>>;
 
-/// Everything that [`run`] may be told.
+/// Options of [`run`].
 pub struct Options {
     /// Where the tensors go.
     pub open_device: DeviceOpener,
@@ -119,7 +119,7 @@ impl Options {
     }
 }
 
-/// Benchmarks the load of a checkpoint. `progress` is told what is being done, in a few words.
+/// Benchmarks the load of a checkpoint. `progress` is called with a few words for each step.
 ///
 /// # Errors
 /// When the checkpoint is refused, the device cannot be had, a file changes meanwhile, or on cancellation.

@@ -155,7 +155,7 @@ impl Companions {
         self.files.iter().find(|file| file.name == name).map(|file| file.bytes.as_slice())
     }
 
-    /// Writes them; returns where to, and what a person should know.
+    /// Writes them; returns the paths and warnings.
     pub(crate) fn copy(&self, target: &Target, interrupt: &Interrupt) -> Result<(Vec<PathBuf>, Vec<String>), Failure> {
         let (mut copied, mut warnings) = (Vec::with_capacity(self.files.len()), Vec::new());
         for Companion { name, bytes } in &self.files {

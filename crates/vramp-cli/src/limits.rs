@@ -61,7 +61,7 @@ impl Keeper {
         self.named.as_ref()
     }
 
-    /// Adds what was measured; returns what a person should know of it, if anything. Only a file that was named is worth a failure.
+    /// Adds what was measured; returns a warning, if any. Only a file that was named is worth a failure.
     pub(crate) fn keep(&self, limit: Option<&MeasuredLimit>) -> Result<Option<String>, Failure> {
         let Some(limit) = limit else { return Ok(None) };
         let mut known = self.known.clone();

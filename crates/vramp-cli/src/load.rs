@@ -29,7 +29,7 @@ struct Job {
     /// What the whole checkpoint must be like, under which names.
     demand: Option<(PathBuf, Selection)>,
     device: Arc<dyn Device>,
-    /// What a person should know of the choice of the device.
+    /// Warnings about the choice of the device.
     warnings: Vec<String>,
     transfer: TransferOptions,
     progress: Option<Arc<Progress>>,
@@ -168,7 +168,7 @@ impl Job {
     }
 }
 
-/// Whoever wants to be told of the load.
+/// The observer of the load.
 fn observer(progress: Option<Arc<Progress>>, trace: Option<Arc<Trace>>) -> Option<Arc<dyn Observer>> {
     match (progress, trace) {
         (Some(progress), Some(trace)) => Some(Arc::new(All(vec![progress, trace]))),

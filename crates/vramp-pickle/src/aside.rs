@@ -24,7 +24,7 @@ pub struct Aside {
     pub name: String,
     /// What it is, and so why.
     pub why: String,
-    /// Whether a person should be told without asking.
+    /// Whether it is a warning.
     pub tell: bool,
     /// Tensors that are lost with it.
     pub tensors: u64,

@@ -29,7 +29,7 @@ pub(crate) enum Meaning {
     /// Named and not converted.
     Aside {
         why: String,
-        /// Whether a person should be told without asking.
+        /// Whether it is a warning.
         tell: bool,
         what: What,
     },

@@ -48,7 +48,7 @@ struct Status {
     cuda: c_uint,
 }
 
-/// How cuFile is told of a file (`CUfileDescr_t`).
+/// The description of a file for cuFile (`CUfileDescr_t`).
 #[repr(C)]
 struct Description {
     kind: c_uint,

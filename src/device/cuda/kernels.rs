@@ -91,7 +91,7 @@ pub(super) struct GatherEntry {
     pub(super) runs: u64,
 }
 
-/// What `cast` is told.
+/// The parameters of `cast`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CastLaunch {
     pub(super) from: Float,

@@ -44,7 +44,7 @@ pub(super) struct CudaStream {
     lanes: Vec<Arc<StreamHandle>>,
     next: usize,
     fallbacks: Fallbacks,
-    /// What the load that is under way needs on the GPU.
+    /// What the current load needs on the GPU.
     buffers: Arc<StreamBuffers>,
     /// Whether small_pieces are collected by a kernel.
     collects: bool,
