@@ -1,6 +1,6 @@
 //! Where bytes become durable: new files beside the old, synced, renamed, and the folder synced.
 //!
-//! [`Store`] is the port, [`FileStore`] the local file systems. Only this file creates, renames, syncs or removes anything
+//! [`Store`] is the port, [`FileStore`] the local file systems. Only this module creates, renames, syncs or removes anything
 //! for the library; `save` says in which order. A file is never written in place: [`Store::create`] makes new ones only,
 //! under names that `temporary` gives, and nothing here follows a link at the end of a path. It knows no format. How bytes get
 //! to the disk is `growing`'s.
