@@ -5,8 +5,11 @@
 
 use glob::{MatchOptions, Pattern};
 
-/// The longest pattern in bytes: the matcher calls itself for each `*`.
+/// The longest pattern in bytes.
 pub(super) const MAX_BYTES: usize = 4 << 10;
+
+/// The most `*` of a pattern: the matcher calls itself for each, and a thread's stack is small.
+pub(super) const MAX_STARS: usize = 100;
 
 /// The most patterns that one with alternatives stands for.
 const MAX_ALTERNATIVES: usize = 4096;
@@ -134,7 +137,7 @@ fn extend(all: &mut [String], end: &str) {
 /// Several `*` in a row mean what one means; the matcher refuses them.
 fn joined_stars(pattern: &str) -> Result<String, String> {
     let characters: Vec<char> = pattern.chars().collect();
-    let (mut joined, mut rest) = (String::with_capacity(pattern.len()), &characters[..]);
+    let (mut joined, mut stars, mut rest) = (String::with_capacity(pattern.len()), 0, &characters[..]);
     while let Some((&first, after)) = rest.split_first() {
         if first == '[' {
             let (text, after) = class(after)?;
@@ -144,8 +147,12 @@ fn joined_stars(pattern: &str) -> Result<String, String> {
         }
         if first != '*' || after.first() != Some(&'*') {
             joined.push(first);
+            stars += usize::from(first == '*');
         }
         rest = after;
+    }
+    if stars > MAX_STARS {
+        return Err(format!("it has {stars} `*`, and {MAX_STARS} are the most"));
     }
     Ok(joined)
 }
@@ -190,14 +197,15 @@ mod tests {
         let nested = "{".repeat(100);
         let many = "{a,b}".repeat(13);
         let long = "x".repeat(MAX_BYTES + 1);
-        for pattern in ["[", "[a", "[!]", "[z-a]", "{a", "{a,", "a}", "\\", &nested, &many, &long] {
+        let stars = "*a".repeat(MAX_STARS + 1);
+        for pattern in ["[", "[a", "[!]", "[z-a]", "{a", "{a,", "a}", "\\", &nested, &many, &long, &stars] {
             assert!(Glob::new(pattern).is_err(), "{pattern}");
         }
     }
 
     #[test]
     fn the_longest_patterns_end_in_time_and_on_a_small_stack() {
-        let stars = "*a".repeat(MAX_BYTES / 2);
+        let stars = "*a".repeat(MAX_STARS);
         let small = std::thread::Builder::new().stack_size(1 << 20);
         let matched = small.spawn(move || (matches(&stars, &"a".repeat(9000)), matches(&stars, &"b".repeat(9000))));
         assert_eq!(matched.unwrap().join().unwrap(), (true, false));

@@ -154,7 +154,7 @@ fn known_architectures_have_rules_and_others_say_which_are_known() {
 #[test]
 fn the_longest_globs_compile_and_longer_ones_are_refused() {
     let include = |glob: String| Selection { include: vec![glob], ..Selection::default() };
-    for part in ["*", "?", "**/", "/**/", "[!a]", "[acegikmoqsuwy]", "{a}", "é", "{é*[!z]}", "*a", "a", "\\*"] {
+    for part in ["*", "?", "[!a]", "[acegikmoqsuwy]", "{a}", "é", "{é[!z]}", "a", "\\*"] {
         let longest = part.repeat(crate::checkpoint::glob::MAX_BYTES / part.len());
         let said = said(include(longest));
         assert!(said.contains("no tensor is called") || said.starts_with("selected"), "{part}: {said:.300}");
